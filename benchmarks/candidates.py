@@ -175,7 +175,7 @@ class ColouredAgent(MLPAgent):
     beta = 0.5
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw noise with variance 1 for a rollout, [T, N, A]. See :meth:`ActorCritic.noise`."""
+        """Draw noise with variance 1 for a rollout, [T, N, A]. See :meth:`Actor.noise`."""
         white = super().noise(batch_shape, generator)
         if len(batch_shape) < 2:
             return white

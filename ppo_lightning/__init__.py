@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
     from ppo_lightning.games.selfplay import SelfPlay
-    from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
+    from ppo_lightning.models import Actor, ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DiscreteSAC
     from ppo_lightning.rollouts.collector import RolloutCollector
     from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -43,6 +43,7 @@ __all__ = [
     "RPO",
     "SAC",
     "TD3",
+    "Actor",
     "ActorCritic",
     "AgentModule",
     "CNNAgent",

@@ -125,7 +125,7 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     noise = agent.noise((ENVS,)).to(device)
     observation = agent.normalize(raw)
     look_at_statistics(device, module, raw)
-    same_device(device, observation, *agent.play(raw, memory), *agent.explain(raw, memory))
+    same_device(device, observation, *agent.play(raw, memory).values(), *agent.explain(raw, memory))
     action, log_prob, value, after = agent.act(observation, noise, memory)
     same_device(device, action, log_prob, value, after, agent.value(observation, memory))
 
@@ -133,7 +133,7 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         return tensor.unsqueeze(1).expand(ENVS, STEPS, *tensor.shape[1:])
 
     flag = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool, device=device)
-    seen, values = sequence(observation), sequence(value.unsqueeze(-1))
+    seen, values = sequence(observation), sequence(value)
     following = {"observation": seen, "reward": values, "done": flag, "terminated": flag}
     rollout = {"observation": seen, "action": sequence(action), "action_log_prob": sequence(log_prob)}
     if recurrent:

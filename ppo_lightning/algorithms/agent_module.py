@@ -40,9 +40,9 @@ from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
-from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.agent import make_agent, require_agent_maker
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.models.foreign import ForeignAgent
+from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
@@ -72,16 +72,16 @@ class AgentModule(NamedArguments, L.LightningModule):
         >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
-    reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
+    agent_kind: ClassVar[type[Actor]] = Actor  # what the algorithm trains
     takes_memory: ClassVar[bool] = False  # whether minibatches are whole sequences
     takes_turns: ClassVar[bool] = False  # whether targets change sides, as turn-based games need
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
-    agent: ActorCritic
+    agent: Actor
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
 
-    def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
-        require_agent_maker(agent)
+    def __init__(self, agent: Callable[[TensorSpec, TensorSpec], Actor]) -> None:
+        require_agent_maker(agent, self.agent_kind)
         super().__init__()
         self.make_agent = agent
         self.agent = None  # type: ignore[assignment]
@@ -168,7 +168,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
         with torch.device("cpu"), one_thread():
             if self.agent is None:
-                self.agent = make_agent(self.make_agent, *data.specs)
+                self.agent = make_agent(self.make_agent, *data.specs, self.agent_kind)
                 self._recipe = agent_to_plain(self.agent, *data.specs)
                 if name := first_nonfinite({"state_dict": self.agent.state_dict()}):
                     raise ConfigError(
@@ -183,17 +183,12 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def check_agent(self) -> None:
         """Raise a ConfigError if the algorithm cannot train the agent: by default, one with a memory."""
-        if self.reads_features and not self.agent.has_features:
-            raise ConfigError(
-                f"{type(self).__name__} builds on the features of an agent, and model.actor and model.critic"
-                " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
-            )
         if self.agent.memory is not None and not self.takes_memory:
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
             )
-        if type(self.agent).normalize is not ActorCritic.normalize:
+        if type(self.agent).normalize is not Actor.normalize:
             raise ConfigError(
                 f"{type(self.agent).__name__} overrides normalize, which rollouts do not call: change the"
                 " observations in the forward of a body, or in data.transforms."
@@ -203,7 +198,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise ConfigError(
                 f"model.agent is {type(self.agent).__name__}, which would ignore the action_mask of the"
                 " observations: pass mask=mask_columns(observation_spec), of ppo_lightning.spaces.specs, to"
-                " ActorCritic.__init__."
+                " its base class."
             )
         if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
             raise ConfigError(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppo_lightning.models.composite import MultiCategoricalHead
+from ppo_lightning.models.foreign import ForeignAgent
 from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.pictures import is_picture
@@ -26,7 +27,7 @@ def _on(module: Learner) -> Value:
 
 
 def _ours(value: Function = _on) -> Function:
-    return lambda module: value(module) if module.agent.has_features else None
+    return lambda module: None if isinstance(module.agent, ForeignAgent) else value(module)
 
 
 def _separate(module: Learner) -> Value:

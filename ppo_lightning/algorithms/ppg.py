@@ -24,6 +24,7 @@ from ppo_lightning.algorithms.update import EagerUpdate, make_update
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
+from ppo_lightning.models.foreign import require_features
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.utils import collectives
@@ -60,7 +61,6 @@ class PPG(PPO):
     """
 
     auxiliary_critic: nn.Module
-    reads_features = True
 
     def __init__(
         self,
@@ -74,6 +74,11 @@ class PPG(PPO):
         check_arguments(PPG.__init__, locals(), "model")
         super().__init__(update_epochs=update_epochs, **hyperparameters)
         self.rollouts: list[Minibatch] = []  # of the policy phase, in main memory, tensors [N, T, ...]
+
+    def check_agent(self) -> None:
+        """Refuse an agent without features, and what PPO refuses."""
+        require_features(self)
+        super().check_agent()
 
     def add_networks(self, specs: Specs) -> None:
         """Build the auxiliary value function on the features of the policy."""

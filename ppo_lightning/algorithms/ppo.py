@@ -97,6 +97,8 @@ class PPO(AgentModule):
         "advantage",
         "value_target",
     )
+    agent: ActorCritic
+    agent_kind = ActorCritic
     draws_by_epoch: ClassVar[bool] = False  # whether minibatches depend on the weights before their epoch
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.spaces.rows import from_row
 from ppo_lightning.spaces.specs import columns, space_from_spec, spec_from_plain, stored
 
@@ -39,7 +39,7 @@ class Predictor:
         self._flat = self._parts.keys() if hasattr(spec, "entry_sizes") else unknown
 
     def __call__(
-        self, agent: ActorCritic, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
+        self, agent: Actor, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
     ) -> tuple[Any, Tensor | None]:
         """Return actions and the next hidden state."""
         if isinstance(observation, Tensor):
@@ -57,7 +57,7 @@ class Predictor:
             )
         memory = _start(agent, memory, first, len(rows))
         noise = None if deterministic else agent.noise((len(rows),)).to(agent.device)
-        chosen, _, _, memory = agent.act(agent.normalize(rows).to(agent.device), noise, memory)
+        chosen, *_, memory = agent.act(agent.normalize(rows).to(agent.device), noise, memory)
         actions: Any = agent.head.for_environment(chosen)
         if not isinstance(observation, Tensor):
             array = (actions if actions.ndim > 1 else actions.unsqueeze(-1)).numpy(force=True)
@@ -130,7 +130,7 @@ def _batch_sizes(
     return sizes
 
 
-def _start(agent: ActorCritic, memory: Tensor | None, first: Any, count: int) -> Tensor | None:
+def _start(agent: Actor, memory: Tensor | None, first: Any, count: int) -> Tensor | None:
     """Return the hidden state [B, M] before the observations, zero where ``first`` is true."""
     initial = agent.initial_memory(count)
     if memory is None or initial is None:

@@ -20,6 +20,7 @@ from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import channels_last
+from ppo_lightning.models.foreign import require_features
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
@@ -63,7 +64,6 @@ class RND(PPO):
     """
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
-    reads_features = True
 
     def __init__(
         self,
@@ -78,6 +78,11 @@ class RND(PPO):
         super().__init__(**hyperparameters)
         # Sums of the intrinsic rewards of each environment, which continue from one rollout to the next
         self.sums = dict.fromkeys(("discounted", "episode"), torch.zeros(0))
+
+    def check_agent(self) -> None:
+        """Refuse an agent without features, and what PPO refuses."""
+        require_features(self)
+        super().check_agent()
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""

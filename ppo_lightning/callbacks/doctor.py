@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
@@ -170,7 +171,10 @@ def dead_units(run: RunSnapshot) -> str | None:
     observation = sample_observations(run)
     agent = run.module.agent
     shares: dict[str, float] = {}
-    for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
+    bodies = {"policy": agent.actor_body}
+    if isinstance(agent, ActorCritic):
+        bodies["value function"] = agent.critic_body
+    for name, body in bodies.items():
         if body is not None:
             for layer, share in enumerate(dead_shares(body, observation), start=1):
                 shares[f"layer {layer} of the {name}"] = share

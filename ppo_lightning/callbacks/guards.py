@@ -19,7 +19,7 @@ from torch import Tensor
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.heads import TanhGaussianHead
+from ppo_lightning.models.heads import SquashedHead
 from ppo_lightning.private import forget_writer
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
@@ -64,7 +64,7 @@ class RolloutGuard(Guard):
         rollouts_before = pl_module.rollouts_done - 1
         # A game may start from one position.
         if not rollouts_before and "player" not in batch.keys():  # noqa: SIM118
-            scales = isinstance(getattr(pl_module.agent, "head", None), TanhGaussianHead)  # into any bounds
+            scales = isinstance(getattr(pl_module.agent, "head", None), SquashedHead)  # into any bounds
             for finding in check_rollout(batch, pl_module.data.env):
                 if finding.severity != "note" and not (scales and finding.check == "action bounds"):
                     rank_zero_warn(f"environment: {finding.what} {finding.remedy}")

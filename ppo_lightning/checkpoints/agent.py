@@ -16,7 +16,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.models.foreign import ForeignAgent
 from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
@@ -26,9 +26,7 @@ LOCAL = "<locals>"  # part of the qualified name of a class inside a function
 VERSION = "ppo_lightning"  # entry of checkpoints: the version that wrote them
 
 
-def agent_to_plain(
-    agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec
-) -> dict[str, Any]:
+def agent_to_plain(agent: Actor, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
     """Describe in plain types how to build an agent: class, arguments and the specs of one environment."""
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
     names = dict.fromkeys(argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD)
@@ -77,7 +75,7 @@ def is_ours(module: str) -> bool:
 
 
 def agent_from_plain(
-    plain: dict[str, Any], given: Mapping[str, Any] | None = None, base: type = ActorCritic
+    plain: dict[str, Any], given: Mapping[str, Any] | None = None, base: type = Actor
 ) -> Any:
     """Build an agent with fresh weights from a description by :func:`agent_to_plain`.
 
@@ -116,7 +114,7 @@ def agent_from_plain(
         ) from error
 
 
-def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = None) -> ActorCritic:
+def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = None) -> Any:
     """Build the agent of a checkpoint, with its weights and statistics, for evaluation.
 
     ``given`` is as for :func:`agent_from_plain`.
@@ -156,7 +154,7 @@ def writer_of(checkpoint: Mapping[str, Any]) -> str:
     return f"version {checkpoint[VERSION]}" if VERSION in checkpoint else "an older version"
 
 
-def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
+def check_same_spaces(agent: Actor, env: BatchedEnv) -> None:
     """Check that an agent fits the spaces of an environment."""
     observation_spec = env.observation_spec_unbatched["observation"]
     device = agent.device

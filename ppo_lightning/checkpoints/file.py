@@ -29,7 +29,7 @@ CHECKPOINT = (
     "frames_per_rollout",
     "episode_returns",
 )
-ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths")
+ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths", "exploration")
 
 
 def write_atomically(content: Any, path: Path) -> None:

@@ -15,7 +15,7 @@ from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.checkpoints.settings import data_settings, foreign_code, list_code, module_settings
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
@@ -72,7 +72,7 @@ def environment_of(checkpoint: dict[str, Any], command: Sequence[str], chosen_id
     return chosen_id or checkpoint["datamodule_hyper_parameters"]["env_id"]
 
 
-def agent_of(checkpoint: dict[str, Any], command: Sequence[str], options: argparse.Namespace) -> ActorCritic:
+def agent_of(checkpoint: dict[str, Any], command: Sequence[str], options: argparse.Namespace) -> Actor:
     """Return the agent of a checkpoint, after importing the classes that the user names."""
     plain = checkpoint["agent"]
     paths = {"model.agent": plain["class_path"]} | {

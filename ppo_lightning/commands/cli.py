@@ -53,7 +53,7 @@ from ppo_lightning.commands.recipes import (
     with_configs_first,
 )
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
-from ppo_lightning.models import ActorCritic, MLPAgent
+from ppo_lightning.models import Actor, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
@@ -356,7 +356,7 @@ def known_options() -> dict[str, str]:
     ours = [getattr(package, name) for package in packages for name in package.__all__]
     for group, default, base in (
         ("model", PPO, AgentModule),
-        ("model.agent", MLPAgent, ActorCritic),
+        ("model.agent", MLPAgent, Actor),
         ("data", RolloutDataModule, RolloutDataModule),
         ("trainer", Trainer, Trainer),
     ):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import import_extra
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.private import ONNX_REGISTRATION
 from ppo_lightning.spaces.entries import entry_columns, take_columns
@@ -35,26 +35,26 @@ class Deployed(nn.Module):
 
     Attributes:
         columns: Columns of the full row of observations that the module takes. None: the full row.
-        has_value: Whether the module returns values.
 
     Example:
         >>> from ppo_lightning import MLPAgent, make_env
         >>> specs = make_env("Go1JoystickFlatTerrain-v1", backend="envpool").agent_specs
         >>> actor = Deployed(MLPAgent(*specs), specs[0])
-        >>> actor.columns, actor.has_value, actor(torch.zeros(3, 48))[0].shape
-        ([slice(123, 171, None)], False, torch.Size([3, 12]))
+        >>> actor.columns, list(actor.outputs(torch.zeros(3, 48)))
+        ([slice(123, 171, None)], ['action'])
     """
 
     index: Tensor  # of each column of the full row in the taken ones, which a zero follows
 
-    def __init__(self, agent: ActorCritic, observation_spec: TensorSpec) -> None:
+    def __init__(self, agent: Actor, observation_spec: TensorSpec) -> None:
         super().__init__()
         self.agent = agent
-        self.has_value = agent.has_value
         self.columns: list[slice] | None = None
+        self._hidden: set[str] = set()  # outputs of the agent that need more than these columns
         entries = agent.entries
         if entries is not None and entries.actor.keys() != entry_columns(observation_spec).keys():
-            self.has_value = agent.has_value and entries.critic.keys() <= entries.actor.keys()
+            if not entries.critic.keys() <= entries.actor.keys():
+                self._hidden.add("state_value")
             named = columns(observation_spec)
             self.columns = [place for name, _, place in named if name in entries.actor or is_mask(name)]
             taken = torch.cat([torch.arange(place.start, place.stop) for place in self.columns])
@@ -62,16 +62,19 @@ class Deployed(nn.Module):
             index[taken] = torch.arange(len(taken))
             self.register_buffer("index", index)
 
-    def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return ``action`` (within bounds), maybe ``state_value`` and, with a memory, ``next_memory``."""
+    def outputs(self, observation: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the outputs of the file by name, see :meth:`~ppo_lightning.models.actor.Actor.play`."""
         if self.columns is not None:  # a full row, with zeros where only the critic reads
             observation = nn.functional.pad(observation, (0, 1))[:, self.index]
-        action, value, next_memory = self.agent.play(observation, memory)
-        outputs = (action, value) if self.has_value else (action,)
-        return outputs if next_memory is None else (*outputs, next_memory)
+        outputs = self.agent.play(observation, memory)
+        return {name: output for name, output in outputs.items() if name not in self._hidden}
+
+    def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the outputs in their order."""
+        return tuple(self.outputs(observation, memory).values())
 
 
-def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
+def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Path:
     """Export an agent to ONNX for any batch size B, see :class:`Deployed`.
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
@@ -100,7 +103,8 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
         observation = take_columns(observation, deployed.columns)
     memory = deployed.agent.initial_memory(2)
     inputs = {"observation": observation} | ({} if memory is None else {"memory": memory})
-    names = ["action", *["state_value"] * deployed.has_value, *["next_memory"] * (memory is not None)]
+    with torch.no_grad():
+        names = list(deployed.outputs(*inputs.values()))
     # Messages about torchvision.
     logging.getLogger(ONNX_REGISTRATION).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -122,7 +126,7 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
 
 @torch.no_grad()
 def largest_difference(
-    agent: ActorCritic, path: str | Path, observation: np.ndarray, columns: Sequence[slice] | None = None
+    agent: Actor, path: str | Path, observation: np.ndarray, columns: Sequence[slice] | None = None
 ) -> float:
     """Return the largest relative difference between the outputs of an ONNX file and the agent.
 
@@ -141,8 +145,7 @@ def largest_difference(
     memory = agent.initial_memory(len(observation))
     if memory is not None:
         inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
-    played = zip(("action", "state_value", "next_memory"), agent.play(*inputs.values()), strict=True)
-    outputs: dict[str, Any] = dict(played)
+    outputs = agent.play(*inputs.values())
     expected = [outputs[output.name].numpy() for output in session.get_outputs()]
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     if columns is not None:

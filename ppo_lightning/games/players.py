@@ -13,7 +13,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs.conformance import random_policy
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
 Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -51,7 +51,7 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
     return agent_player(agent)
 
 
-def agent_player(agent: ActorCritic, deterministic: bool = False) -> Player:
+def agent_player(agent: Actor, deterministic: bool = False) -> Player:
     """Return a player who acts with an agent, whose weights may change between games.
 
     Raises:

@@ -212,7 +212,7 @@ class CNNAgent(ActorCritic):
             NatureCNN if body == "nature" else ImpalaCNN, picture
         )
         shared = shared is None or shared
-        super().__init__(action_spec, network, shared, head, memory=memory, memory_size=memory_size)
+        super().__init__(action_spec, network, shared, head=head, memory=memory, memory_size=memory_size)
         self.reads = describe_picture(picture.shape, body)
         if normed_init:
             for module in self.modules():

@@ -175,7 +175,7 @@ class CompositeHead(Head):
         return self._row([part.for_environment(part_action) for part, part_action in parts])
 
 
-def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Head:
+def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Any:
     """Make the head for a spec of actions: the named one for continuous actions, None for the default.
 
     Raises:

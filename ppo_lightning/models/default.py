@@ -27,7 +27,8 @@ class DefaultAgent(MLPAgent):
         'MLPAgent'
     """
 
-    # What this returns is no DefaultAgent: Python does not call `__init__`.
+    # A class and no function, because the command line reads the arguments of `model.agent` from a class. As
+    # this returns no DefaultAgent, Python does not call `__init__`.
     def __new__(cls, observation_spec: TensorSpec, action_spec: TensorSpec, **arguments: Any) -> ActorCritic:
         """Make a CNNAgent or an MLPAgent."""
         if not is_picture(observation_spec):

@@ -7,8 +7,17 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, TensorSpec
 
 from ppo_lightning.models.cnn import NatureCNN
+from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.spaces.entries import row_columns
 from ppo_lightning.spaces.pictures import is_picture, largest_value, read_picture
-from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, stored
+from ppo_lightning.spaces.specs import (
+    choice_counts,
+    columns,
+    has_numbers_only,
+    is_mask,
+    not_measured,
+    stored,
+)
 
 
 class OneHot(nn.Module):
@@ -116,6 +125,28 @@ class Encoders(nn.Module):
         encoders = zip(self.encoders, self._columns, strict=True)
         parts = [encoder(rows[:, part_columns]) for encoder, part_columns in encoders]
         return self.body(torch.cat(parts, dim=-1))
+
+
+def make_body(
+    observation_spec: TensorSpec,
+    network: Callable[..., nn.Module],
+    names: Collection[str] | None,
+    normalized: bool,
+) -> nn.Module:
+    """Make the body for a vector, or for several parts with the arguments of :class:`Encoders`.
+
+    The ``network`` of a vector is made from the number of columns and the ``columns`` to read.
+    """
+    if has_numbers_only(observation_spec):
+        size = stored(observation_spec).shape[0]
+        return network(size, columns=row_columns(observation_spec, names or ()))
+    return Encoders(observation_spec, network, names, normalized)
+
+
+def make_normalizer(observation_spec: TensorSpec) -> ObservationNormalizer:
+    """Make the statistics of observations, of which discrete parts and pictures are excluded."""
+    excluded = not_measured(observation_spec)
+    return ObservationNormalizer(tuple(stored(observation_spec).shape), leave=excluded)
 
 
 def make_encoder(spec: TensorSpec, normalized: bool = False) -> nn.Module:

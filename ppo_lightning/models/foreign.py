@@ -1,6 +1,5 @@
 """Agents made of an actor and a critic as they are: modules of TorchRL, or two plain networks."""
 
-import contextlib
 import functools
 import json
 import math
@@ -17,6 +16,7 @@ from torchrl.data import Bounded, Categorical, Composite, TensorSpec
 from torchrl.modules.distributions.utils import has_analytic_entropy
 
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.default import DefaultAgent, changed
@@ -55,9 +55,6 @@ class ForeignAgent(ActorCritic):
         torch.Size([3])
     """
 
-    has_features = False
-    traceable = True
-
     def __init__(
         self,
         observation_spec: TensorSpec,
@@ -65,7 +62,7 @@ class ForeignAgent(ActorCritic):
         actor: Network | Any,
         critic: Network | Any,
     ) -> None:
-        super(ActorCritic, self).__init__()  # the networks are the user's
+        super(Actor, self).__init__()  # the networks are the user's
         self.entries = self.normalizer = self.memory = self.mask = None
         self.actor_body: Any = None
         self.critic_body = None
@@ -120,13 +117,12 @@ class ForeignAgent(ActorCritic):
         with torch.no_grad():
             action, log_prob, value, _ = self.act(rows, self.noise((2,)))
             self.evaluate(rows, action)
-            features, *_ = self._features(rows, None)
+            features, _ = self.features(rows)
         self.train()
-        shapes = [[*tensor.shape] for tensor in (action, log_prob, value)]
+        shapes = [[*tensor.shape] for tensor in (action, log_prob, value.squeeze(-1))]
         if shapes != [[2, *action_spec.shape], [2], [2]]:
             raise ValueError(f"actions, log-probabilities and values have the shapes {shapes} for two rows")
-        # The estimate of an entropy cannot be traced.
-        self.traceable = isinstance(features, Tensor) or has_analytic_entropy(features)
+        self._estimates_entropy = not isinstance(features, Tensor) and not has_analytic_entropy(features)
 
     def _inputs(self, observation: Tensor) -> dict[Any, Tensor]:
         """Return observations [B, ...] by name, and the output of a shared body."""
@@ -144,21 +140,30 @@ class ForeignAgent(ActorCritic):
             return network(TensorDict(inputs))
         return network(inputs if self._parts[0][0] else inputs[self._keys[0]])
 
-    def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Any, Tensor, None]:
-        """Return the distribution or its logits in the place of features, and the values [B, 1]."""
+    @property
+    def traceable(self) -> bool:
+        """Whether a compiler can trace the distribution: an estimate of its entropy cannot be traced."""
+        return not self._estimates_entropy
+
+    def features(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Any, None]:
+        """Return the distribution of actions, or its logits, in the place of features."""
+        return self._distribution(self._inputs(observation)), None
+
+    def both_features(self, observation: Tensor, memory: Tensor | None) -> tuple[Any, Tensor, None]:
+        """Return the distribution, and the values [B, 1]."""
         inputs = self._inputs(observation)
+        return self._distribution(inputs), self._value(inputs), None
+
+    def _distribution(self, inputs: dict[Any, Tensor]) -> Any:
         if isinstance(self.actor_network, ProbabilisticTensorDictSequential):
             output = self.actor_network.get_dist_params(TensorDict(inputs))
             precise = output.apply(lambda x: x.float() if x.is_floating_point() else x)
-            features = _joint(self.actor_network.build_dist_from_params(precise))
-        else:
-            features = self._call(self.actor_network, inputs)
-            if isinstance(self.head, _DistributionHead):
-                mean, log_std = features if isinstance(features, tuple) else features.chunk(2, dim=-1)
-                features = _joint(D.Normal(mean.float(), log_std.float().exp().expand_as(mean)))
-            else:
-                features = features.float()
-        return features, self._value(inputs), None
+            return _joint(self.actor_network.build_dist_from_params(precise))
+        outputs = self._call(self.actor_network, inputs)
+        if not isinstance(self.head, _DistributionHead):
+            return outputs.float()
+        mean, log_std = outputs if isinstance(outputs, tuple) else outputs.chunk(2, dim=-1)
+        return _joint(D.Normal(mean.float(), log_std.float().exp().expand_as(mean)))
 
     def _value(self, inputs: Any) -> Tensor:
         values = self._call(self.critic_network, inputs)
@@ -222,27 +227,33 @@ def _joint(distribution: Any) -> D.Distribution:
 
 
 def _draw(distribution: Any, noise: Tensor | None) -> Tensor:
-    """Return the sample that uniform noise selects; without noise, the mode or the like.
+    """Return the sample that uniform noise selects; without noise, the most probable action.
 
-    A distribution without an inverse CDF draws from PyTorch's generator, with a seed from the noise.
+    Discrete and normal actions of a row depend on the noise of the row alone. Other distributions draw from
+    PyTorch's generator, with a seed from the noise.
     """
-    if noise is None and hasattr(distribution, "deterministic_sample"):
-        return distribution.deterministic_sample
-    if isinstance(distribution, D.TransformedDistribution):
-        base = _draw(distribution.base_dist, noise)
-        return functools.reduce(lambda sample, transform: transform(sample), distribution.transforms, base)
-    if isinstance(distribution, D.Independent):
-        return _draw(distribution.base_dist, noise)
     if noise is None:
-        return distribution.mode
-    if isinstance(distribution, D.Categorical):
-        cumulative = distribution.probs.cumsum(-1)
+        # TorchRL's own distributions have this attribute, PyTorch's the mode.
+        has_sample = hasattr(distribution, "deterministic_sample")
+        return distribution.deterministic_sample if has_sample else distribution.mode
+    base = distribution.base_dist if isinstance(distribution, D.Independent) else distribution
+    if isinstance(base, D.Categorical):
+        cumulative = base.probs.cumsum(-1)
         return (cumulative <= noise.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
-    with contextlib.suppress(NotImplementedError):
-        return distribution.icdf(noise)
+    if isinstance(base, D.Normal):
+        return base.icdf(noise)
     with torch.random.fork_rng([noise.device] if noise.is_cuda else []):
         torch.manual_seed(zlib.crc32(noise.numpy(force=True).tobytes()))
         return distribution.rsample() if distribution.has_rsample else distribution.sample()
+
+
+def require_features(module: Any) -> None:
+    """Refuse an agent without features for an algorithm that builds on them."""
+    if isinstance(module.agent, ForeignAgent):
+        raise ConfigError(
+            f"{type(module).__name__} builds on the features of an agent, and model.actor and model.critic"
+            " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
+        )
 
 
 # What makes the modules

@@ -47,20 +47,19 @@ class Float32Linear(nn.Linear):
             return super().forward(features.float())
 
 
-class Head(nn.Module):
-    """Base class of distributions over actions.
+class ActionHead(nn.Module):
+    """Base class of what chooses an action by the features of an observation.
 
     A subclass takes the width of the features and the spec of the actions.
 
     Args:
         in_features: Width of the features.
-        out_features: Width of the linear layer that parametrizes the distribution.
+        out_features: Width of the linear layer.
     """
 
     num_choices = 0  # width of the mask: number of discrete actions of all components
     noise_shape: torch.Size  # shape of the noise of one action
     largest_entropy: float | None = None  # nats; None for continuous actions
-    num_parameters = 1  # tensors of the parameters of :meth:`evaluate`; a CompositeHead asks its parts
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -74,32 +73,55 @@ class Head(nn.Module):
 
     @abstractmethod
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the noise for :meth:`sample`, [*batch_shape, *noise_shape].
+        """Draw the noise for :meth:`choose`, [*batch_shape, *noise_shape].
 
         Without a generator, PyTorch draws from its default one.
         """
 
     @abstractmethod
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the actions that the noise selects, with their log-probabilities.
+    def choose(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Return the actions that the noise selects, [B, ...].
 
         Args:
             features: Features, [B, F].
-            noise: Noise from :meth:`noise`. None: the mode of the distribution.
+            noise: Noise from :meth:`noise`. None: the most probable or best action.
             mask: Allowed discrete actions, [B, ``num_choices``] bool. None: all.
-
-        Returns:
-            Actions [B, ...] and log-probabilities [B].
         """
 
     def array_sampler(self) -> ArraySampler | None:
-        """Return a NumPy version of :meth:`sample` after the linear layer, for the current weights.
+        """Return a NumPy version of :meth:`choose` after the linear layer, for the current weights.
 
         None, the default: there is no such version, and the collector acts on tensors.
         """
         return None
+
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Describe the policy for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1.
+
+        By default, A is 0: the video has no bars.
+        """
+        empty = features.new_zeros(len(features), 0)
+        return empty, empty
+
+    def for_environment(self, action: Tensor) -> Tensor:
+        """Convert an action [B, ...] to the action that the environment executes."""
+        return action
+
+
+class Head(ActionHead):
+    """Base class of distributions over actions, whose log-probabilities an algorithm needs."""
+
+    num_parameters = 1  # tensors of the parameters of :meth:`evaluate`; a CompositeHead asks its parts
+
+    def choose(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Return the actions of :meth:`sample`."""
+        return self.sample(features, noise, mask)[0]
+
+    @abstractmethod
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the actions of :meth:`choose`, [B, ...], with their log-probabilities [B]."""
 
     @abstractmethod
     def evaluate(
@@ -115,21 +137,56 @@ class Head(nn.Module):
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
         """Return the divergence KL(old || new) of parameters from :meth:`evaluate`, [B] in nats."""
 
-    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Describe the distribution for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1.
 
-        By default, A is 0: the video has no bars.
-        """
-        empty = features.new_zeros(len(features), 0)
-        return empty, empty
+class BoxHead(ActionHead):
+    """Base class of what chooses vectors of continuous actions between bounds.
+
+    Args:
+        in_features: Width of the features.
+        action_spec: Spec of the actions.
+
+    Raises:
+        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
+            widths.
+    """
+
+    low: Tensor
+    high: Tensor
+    width_ratio = 10.0  # maximum ratio of the widest to the narrowest bounds
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        low, high = action_bounds(action_spec, self.width_ratio)
+        super().__init__(in_features, len(low))
+        self.noise_shape = low.shape
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw standard normal noise, [*batch_shape, A]."""
+        return torch.randn(*batch_shape, *self.noise_shape, generator=generator)
+
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the most probable actions and their positions between the bounds."""
+        action = self.for_environment(self.choose(features, None))
+        return action, (action - self.low) / (self.high - self.low)
 
     def for_environment(self, action: Tensor) -> Tensor:
-        """Convert an action [B, ...] to the action that the environment executes."""
-        return action
+        """Clip an action to the bounds, as the environments do during a rollout."""
+        return action.clamp(self.low, self.high)
+
+
+class SquashedHead(BoxHead):
+    """Base class of what squashes vectors into any bounds by tanh."""
+
+    width_ratio = math.inf
+
+    def squashed(self, raw: Tensor) -> Tensor:
+        """Return the actions between the bounds for any numbers [B, A]."""
+        return self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
 
 
 # A name, a function of the width of the features and the spec of the actions, or None for the default.
-HeadChoice = HeadName | Callable[[int, TensorSpec], Head] | None
+HeadChoice = HeadName | Callable[[int, TensorSpec], ActionHead] | None
 
 
 class DiscreteHead(Head):
@@ -143,8 +200,8 @@ class DiscreteHead(Head):
         return self.logits(features, mask)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw standard Gumbel noise: the argmax of logits plus Gumbel noise is a sample of the softmax."""
-        return -torch.empty(*batch_shape, *self.noise_shape).exponential_(generator=generator).log()
+        """Draw Gumbel noise: the argmax of logits plus Gumbel noise is a sample of the softmax."""
+        return gumbel(*batch_shape, *self.noise_shape, generator=generator)
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
@@ -208,15 +265,11 @@ class CategoricalHead(DiscreteHead):
         return probabilities, probabilities
 
 
-class GaussianHead(Head):
+class GaussianHead(BoxHead, Head):
     """A normal distribution over vectors of continuous actions.
 
     The head does not clip actions, and a rollout stores them unclipped. Only the environment clips. The
     log-probability must belong to the sampled action (pitfall vwxyzjn/cleanrl#240).
-
-    Raises:
-        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
-            widths.
 
     Example:
         >>> head = GaussianHead(8, Bounded(-1.0, 1.0, shape=(2,)))
@@ -224,23 +277,12 @@ class GaussianHead(Head):
         torch.Size([4, 2])
     """
 
-    low: Tensor
-    high: Tensor
     num_parameters = 2
-    width_ratio = 10.0  # maximum ratio of the widest to the narrowest bounds
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        low, high = action_bounds(action_spec, self.width_ratio)
-        super().__init__(in_features, len(low))
-        self.noise_shape = low.shape
+        super().__init__(in_features, action_spec)
         # detail 24
-        self.log_std = nn.Parameter(torch.zeros(len(low)))
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw standard normal noise, [*batch_shape, A]."""
-        return torch.randn(*batch_shape, *self.noise_shape, generator=generator)
+        self.log_std = nn.Parameter(torch.zeros(len(self.low)))
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
@@ -248,10 +290,11 @@ class GaussianHead(Head):
         """Sample unclipped actions [B, A]."""
         mean = self.linear(features)
         # detail 23
-        action = self._squashed(mean if noise is None else mean + self.log_std.exp() * noise)
+        action = self.squashed(mean if noise is None else mean + self.log_std.exp() * noise)
         return action, self._log_prob(mean, action)
 
-    def _squashed(self, raw: Tensor) -> Tensor:
+    def squashed(self, raw: Tensor) -> Tensor:
+        """Return the actions for samples of the normal distribution: here, the samples."""
         return raw
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
@@ -279,17 +322,8 @@ class GaussianHead(Head):
         distance = ((old_mean - new_mean) * (-new_log_std).exp()).square()
         return (new_log_std - old_log_std + 0.5 * (ratio + distance - 1)).sum(-1)
 
-    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the most probable actions and their positions between the bounds."""
-        action = self.for_environment(self.sample(features, None)[0])
-        return action, (action - self.low) / (self.high - self.low)
 
-    def for_environment(self, action: Tensor) -> Tensor:
-        """Clip an action to the bounds, as the environments do during a rollout."""
-        return action.clamp(self.low, self.high)
-
-
-class TanhGaussianHead(GaussianHead):
+class TanhGaussianHead(SquashedHead, GaussianHead):
     """A normal distribution squashed into the action bounds by tanh.
 
     At the bounds, tanh has no inverse. There the log-probability is that of a point inside, at a distance of
@@ -303,10 +337,6 @@ class TanhGaussianHead(GaussianHead):
     """
 
     margin = 1e-6
-    width_ratio = math.inf  # the head scales actions to any bounds
-
-    def _squashed(self, raw: Tensor) -> Tensor:
-        return self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         half_width = 0.5 * (self.high - self.low)
@@ -322,6 +352,11 @@ class TanhGaussianHead(GaussianHead):
         low = self.low.numpy()
         width = (self.high - self.low).numpy()
         return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(sample_normal(mean, noise)))
+
+
+def gumbel(*shape: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw standard Gumbel noise."""
+    return -torch.empty(*shape).exponential_(generator=generator).log()
 
 
 def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:

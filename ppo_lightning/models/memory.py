@@ -33,7 +33,6 @@ class Memory(nn.Module):
     """
 
     kind: ClassVar[MemoryName]
-    traceable: ClassVar[bool]  # whether a compiler can trace `forward`
 
     def __init__(self, cell: nn.Module, out_features: int, state_size: int) -> None:
         super().__init__()
@@ -93,7 +92,6 @@ class LSTM(Memory):
     """
 
     kind = "lstm"
-    traceable = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(nn.LSTM(in_features, out_features), out_features, 2 * out_features)
@@ -188,7 +186,6 @@ class MinGRU(Memory):
     """
 
     kind = "min_gru"
-    traceable = True
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(nn.Linear(in_features, 2 * out_features), out_features, out_features)

@@ -2,9 +2,8 @@
 
 import copy
 import functools
-import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,15 +12,15 @@ from torch import nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
+from ppo_lightning.models.actor import Acted, Actor, ArrayPolicy
+from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.bodies import ACTIVATIONS, MLP, Activation, linear_function
-from ppo_lightning.models.encoders import Encoders
+from ppo_lightning.models.encoders import make_body, make_normalizer
 from ppo_lightning.models.heads import INVALID, Float32Linear, HeadName
 from ppo_lightning.models.memory import MemoryName
-from ppo_lightning.models.normalizers import ObservationNormalizer
-from ppo_lightning.spaces.entries import choose_entries, describe, row_columns
+from ppo_lightning.spaces.entries import choose_entries, describe
 from ppo_lightning.spaces.pictures import is_picture
-from ppo_lightning.spaces.specs import has_numbers_only, mask_columns, not_measured, stored
+from ppo_lightning.spaces.specs import mask_columns
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 # Methods for NumPy of agent, body, head and memory
@@ -110,25 +109,19 @@ class MLPAgent(ActorCritic):
         value = policy
         if critic_hidden_sizes is not None:
             value = functools.partial(MLP, hidden_sizes=critic_hidden_sizes, activation=activation)
-        shape = tuple(stored(observation_spec).shape)
-
-        def make_body(network: Callable[..., nn.Module], names: Collection[str] | None) -> nn.Module:
-            if has_numbers_only(observation_spec):
-                return network(shape[0], columns=row_columns(observation_spec, names or ()))
-            return Encoders(observation_spec, network, names, normalized=norm_obs)
-
-        excluded = not_measured(observation_spec)
+        # By default, a memory is shared, unless policy and value differ.
+        share_memory = memory is not None and not separate and value is policy
         super().__init__(
             action_spec,
-            functools.partial(make_body, policy, entries and entries.actor),
-            memory is not None and not separate and value is policy if shared is None else shared,
-            head,
-            ObservationNormalizer(shape, leave=excluded) if norm_obs else None,
-            memory,
-            memory_size,
-            mask_columns(observation_spec),
-            functools.partial(make_body, value, entries and entries.critic),
-            entries,
+            lambda: make_body(observation_spec, policy, entries and entries.actor, norm_obs),
+            share_memory if shared is None else shared,
+            critic_body=lambda: make_body(observation_spec, value, entries and entries.critic, norm_obs),
+            head=head,
+            normalizer=make_normalizer(observation_spec) if norm_obs else None,
+            memory=memory,
+            memory_size=memory_size,
+            mask=mask_columns(observation_spec),
+            entries=entries,
         )
         for name, parameter in self.head.named_parameters():
             if name.endswith("log_std"):
@@ -136,61 +129,61 @@ class MLPAgent(ActorCritic):
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
-        """Return a NumPy policy on views of the weights, or on copies of a GPU's.
-
-        NumPy needs half of PyTorch's time, for a small network a thirtieth of that on a GPU. Values and
-        log-probabilities are left to the end of the rollout, because one large batch costs less than many
-        small ones. A subclass of agent, body or head that overrides a method, or has layers or
-        an activation of its own, acts on tensors.
-        """
-        on_tensors, device = super().array_policy, self.device.type
-        parts: Any = self.actor_body, self.head, self.memory
-        if not isinstance(self.actor_body, MLP) or torch.is_autocast_enabled(device):
-            return on_tensors()
-        kinds: Any = map(type, (self, *parts))
-        if any(map(is_changed, kinds, ARRAY_VERSIONS)):
-            return on_tensors()
-        largest = math.inf  # number of rows
-        if device != "cpu":
-            largest = LARGEST_COPY / sum(weight.numel() for weight in self.actor_body.parameters())
-            parts = (None if part is None else copy.deepcopy(part).cpu() for part in parts)
-        body, head, memory_cell = parts
-        if (sample := head.array_sampler()) is None:
-            return on_tensors()
-        layers = *body.layers, head.linear
-        activations = body.activation, body.array_activation
-        if {*map(type, layers)} - {nn.Linear, Float32Linear} or activations not in ACTIVATIONS.values():
-            return on_tensors()
-        forward = body.array_forward()
-        linear = linear_function(head.linear)
-        memory_step = None if memory_cell is None else memory_cell.array_step()
-        mask = self.mask
-
-        def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
-            if len(observation) > largest:
-                return on_tensors()(observation, noise, memory)
-            features = forward(observation)
-            if memory_step is not None:
-                assert memory is not None
-                features = memory_step(features, memory)
-            logits = linear(features)
-            if mask is not None:
-                logits = np.where(observation[:, mask] > 0, logits, np.float32(INVALID))
-            return sample(logits, noise), None, None
-
-        return policy
+        """Return :func:`numpy_policy`, or if there is none a policy on tensors."""
+        return numpy_policy(self) or super().array_policy()
 
 
-@functools.cache
-def is_changed(kind: type, array_version: str) -> bool:
-    """Return whether a user's subclass overrides a method that its inherited version for NumPy copies."""
-    classes = kind.__mro__
-    owner = next((cls for cls in classes if array_version in vars(cls)), kind)  # None has no such method
-    theirs = (
-        cls for cls in classes[: classes.index(owner)] if not cls.__module__.startswith("ppo_lightning.")
-    )
-    return any(
-        inspect.isfunction(method) and not name.startswith("__") and hasattr(owner, name)
-        for cls in theirs
-        for name, method in vars(cls).items()
-    )
+def numpy_policy(agent: Actor) -> ArrayPolicy | None:
+    """Return a NumPy policy of an agent with an MLP, on views of the weights, or on copies of a GPU's.
+
+    NumPy needs half of PyTorch's time, for a small network a thirtieth of that on a GPU. The policy returns
+    actions only. Values and log-probabilities are left to the end of the rollout, because one large batch
+    costs less than many small ones.
+
+    There is none for a user's subclass of agent, body or head, which may override any method, and for a
+    user's layers or activation.
+    """
+    device = agent.device.type
+    parts: Any = agent.actor_body, agent.head, agent.memory
+    if not isinstance(agent.actor_body, MLP) or torch.is_autocast_enabled(device):
+        return None
+    if not all(map(has_array_version, (agent, *parts), ARRAY_VERSIONS)):
+        return None
+    largest = math.inf  # number of rows
+    if device != "cpu":
+        largest = LARGEST_COPY / sum(weight.numel() for weight in agent.actor_body.parameters())
+        parts = (None if part is None else copy.deepcopy(part).cpu() for part in parts)
+    body, head, memory_cell = parts
+    if (sample := head.array_sampler()) is None:
+        return None
+    layers = *body.layers, head.linear
+    activations = body.activation, body.array_activation
+    if {*map(type, layers)} - {nn.Linear, Float32Linear} or activations not in ACTIVATIONS.values():
+        return None
+    forward = body.array_forward()
+    linear = linear_function(head.linear)
+    memory_step = None if memory_cell is None else memory_cell.array_step()
+    mask = agent.mask
+
+    def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
+        if len(observation) > largest:
+            return Actor.array_policy(agent)(observation, noise, memory)
+        features = forward(observation)
+        if memory_step is not None:
+            assert memory is not None
+            features = memory_step(features, memory)
+        logits = linear(features)
+        if mask is not None:
+            logits = np.where(observation[:, mask] > 0, logits, np.float32(INVALID))
+        return (sample(logits, noise),)
+
+    return policy
+
+
+def has_array_version(part: nn.Module | None, name: str) -> bool:
+    """Return whether a class is of this package, or defines its NumPy version itself.
+
+    A user's subclass that inherits the NumPy version may override a method that the version copies.
+    """
+    kind = type(part)
+    return part is None or kind.__module__.startswith("ppo_lightning.") or name in vars(kind)

@@ -1,22 +1,40 @@
 """Agents of the off-policy algorithms, and critics of continuous actions."""
 
+import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.actor import Actor, ArrayPolicy
 from ppo_lightning.models.bodies import MLP
-from ppo_lightning.models.encoders import Encoders, Numbers, make_encoder
-from ppo_lightning.models.mlp import MLPAgent
+from ppo_lightning.models.encoders import Encoders, Numbers, make_body, make_encoder, make_normalizer
+from ppo_lightning.models.heads import ActionHead, Float32Linear
+from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.mlp import numpy_policy
+from ppo_lightning.spaces.entries import choose_entries
 from ppo_lightning.spaces.pictures import is_picture
+from ppo_lightning.spaces.specs import mask_columns
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 
-class OffPolicyAgent(MLPAgent):
-    """Base class of agents that store neither log-probabilities nor values, for any observations.
+class ExploringHead(ActionHead):
+    """Base class of heads whose noise the algorithm scales. A checkpoint keeps the scale.
+
+    Attributes:
+        exploration: Scale of the noise: epsilon of DQN, a factor of the noise of others. None: actions are
+            uniformly random, as before ``learning_starts``.
+    """
+
+    exploration: float | None = 0.0
+
+
+class OffPolicyAgent(Actor):
+    """Base class of the actors of off-policy algorithms, for any observations.
 
     A picture goes through a :class:`~ppo_lightning.models.cnn.NatureCNN` without further hidden layers. The
     weights are initialized as PyTorch and CleanRL's off-policy scripts do.
@@ -31,43 +49,55 @@ class OffPolicyAgent(MLPAgent):
 
     head: Any
     default_head: Any
-    has_value = False
-    he_init = False  # normal weights by He's rule and no biases instead of PyTorch's
 
     def __init__(
         self,
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
-        hidden_sizes: Sequence[int] = (256, 256),
+        hidden_sizes: Annotated[Sequence[int], Range(1)] = (256, 256),
         norm_obs: bool = False,
     ) -> None:
+        check_arguments(OffPolicyAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
             parameter = inspect.signature(type(self)).parameters.get("hidden_sizes")
             default = getattr(parameter, "default", hidden_sizes)
             for name, is_set in ("norm_obs", norm_obs), ("hidden_sizes", [*hidden_sizes] != [*default]):
                 if is_set:
                     raise ConfigError(f"model.agent.{name} is for vectors: leave it out for pictures.")
-            super(MLPAgent, self).__init__(action_spec, lambda: make_encoder(observation_spec), shared=True)
+            super().__init__(action_spec, lambda: make_encoder(observation_spec))
         else:
-            arguments: Any = {"norm_obs": norm_obs, "activation": "relu"}
-            super().__init__(observation_spec, action_spec, hidden_sizes, **arguments)
-        self.critic_body = None
-        del self.critic
-        reset(self, self.he_init)
+            entries = choose_entries(observation_spec, None, None)
+            names = (None, None) if entries is None else (entries.actor, entries.critic)
+            mlp = functools.partial(MLP, hidden_sizes=hidden_sizes, activation="relu")
+
+            def body() -> nn.Module:
+                actor_body, _ = (make_body(observation_spec, mlp, read, norm_obs) for read in names)
+                return actor_body
+
+            super().__init__(
+                action_spec,
+                body,
+                normalizer=make_normalizer(observation_spec) if norm_obs else None,
+                mask=mask_columns(observation_spec),
+                entries=entries,
+            )
+        # Earlier versions also drew a value function: this layer, and the second body above. So seeded
+        # weights stay the same.
+        orthogonal(Float32Linear(self.head_width, 1), gain=1.0)
+        self.initialize(self)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
-    def critic(self, features: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the value of the best action, [B, 1]; 0 for a policy, whose critics are not the agent's."""
-        return torch.zeros_like(features[:, :1])
+    def initialize(self, network: nn.Module) -> None:
+        """Draw the initial weights of a network, the agent or a critic like it: here, as PyTorch does."""
+        reset(network)
 
     def policy(self, observation: Tensor, *noise: Tensor) -> Any:
         """Return what ``policy`` of the head returns for normalized observations [B, ...]."""
         return self.head.policy(self.actor_body(observation), *noise)
 
-    def rollout_keys(self, observation: TensorSpec, action: TensorSpec) -> dict[str, TensorSpec]:
-        """Return what a step of a rollout stores: observation and action."""
-        keys = super().rollout_keys(observation, action)
-        return {key: keys[key] for key in ("observation", "action")}
+    def array_policy(self) -> ArrayPolicy:
+        """Return a NumPy policy, or if there is none a policy on tensors."""
+        return numpy_policy(self) or super().array_policy()
 
 
 class Critics(nn.ModuleList):
@@ -100,11 +130,8 @@ class Critic(nn.Module):
         return self.linear(self.body(rows)).squeeze(-1)
 
 
-def reset(network: nn.Module, he_init: bool = False) -> None:
-    """Initialize all layers as PyTorch does, or by He's rule."""
+def reset(network: nn.Module) -> None:
+    """Initialize all layers as PyTorch does."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             layer.reset_parameters()
-            if he_init:
-                nn.init.kaiming_normal_(layer.weight)
-                layer.bias.data.zero_()  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ class DistributionHead(QHead):
         q_values = self.policy(features) @ self.support
         return q_values if mask is None else q_values.masked_fill(~mask, INVALID)
 
-    def array_sampler(self) -> None:  # type: ignore[override]
+    def array_sampler(self) -> None:
         """Return None: the collector acts on tensors."""
 
 
@@ -98,12 +98,14 @@ class C51(DQN):
         self.adam_eps = 0.01 / self.hparams.batch_size
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        """Return the loss and its metrics."""
-        following, support = minibatch["next_observation"], self.agent.head.support
+        """Return the cross-entropy of the distributions, and its metrics."""
+        following = minibatch["next_observation"]
+        support = self.agent.head.support
         rows = torch.arange(len(following), device=following.device)
         with torch.no_grad():
             chooser = self.agent if self.hparams.double else self.target
-            next_pmf = self.target.policy(following)[rows, chooser.q_values(following).argmax(-1)]
+            next_action = chooser.q_values(following).argmax(-1)
+            next_pmf = self.target.policy(following)[rows, next_action]
             reward, terminated = minibatch["reward"], minibatch["terminated"]
             target = categorical_target(reward, terminated, next_pmf, support, self.hparams.gamma)
         pmf = self.agent.policy(minibatch["observation"])[rows, minibatch["action"]]
@@ -128,11 +130,17 @@ def categorical_target(
         support: The atoms in equal distances, [K].
         gamma: Discount.
     """
+    # The atoms z_j move to T z_j = r + gamma (1 - terminated) z_j, clamped to [z_1, z_K].
     shifted = td_target(reward[:, None], terminated[:, None], support, gamma)
+    clamped = shifted.clamp(support[0], support[-1])
+    # b_j = (T z_j - z_1) / (z_2 - z_1): the place of a moved atom on the support.
     spacing = support[1] - support[0]
-    position = (shifted.clamp(support[0], support[-1]) - support[0]) / spacing
+    position = (clamped - support[0]) / spacing
     position = position.clamp(0, len(support) - 1)  # rounding may exceed the last atom
-    lower, upper = position.floor(), position.ceil()
+    lower = position.floor()
+    upper = position.ceil()
+    # p_j (u - b_j) goes to the lower neighbour l, and p_j (b_j - l) to the upper neighbour u. Where u = l,
+    # both are 0, and the whole p_j goes to l.
     to_lower = (upper + (lower == upper).float() - position) * next_pmf
     to_upper = (position - lower) * next_pmf
     empty = next_pmf.new_zeros(next_pmf.shape)

@@ -1,6 +1,6 @@
 """Deep deterministic policy gradient."""
 
-import math
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -10,17 +10,16 @@ from torchrl.data import Composite, TensorSpec
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.heads import ArraySampler, Float32Linear, TanhGaussianHead
-from ppo_lightning.offpolicy.agents import Critic, Critics, OffPolicyAgent
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
+from ppo_lightning.models.heads import ArraySampler, Float32Linear, SquashedHead
+from ppo_lightning.offpolicy.agents import Critic, Critics, ExploringHead, OffPolicyAgent
+from ppo_lightning.offpolicy.module import AgentMaker, Delayed, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
-class DeterministicHead(TanhGaussianHead):
-    """A deterministic policy, squashed into the bounds by tanh. Noise is in units of half their width."""
+class ContinuousHead(SquashedHead, ExploringHead):
+    """Base class of what chooses vectors between bounds."""
 
     outputs_per_action = 1
-    exploration = 0.0  # factor of the noise; infinity: uniformly random actions
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if isinstance(action_spec, Composite) or not action_spec.dtype.is_floating_point:
@@ -30,33 +29,40 @@ class DeterministicHead(TanhGaussianHead):
                 " parts."
             )
         super().__init__(in_features, action_spec)
-        del self.log_std
         self.linear = Float32Linear(in_features, self.outputs_per_action * len(self.low))
 
+    @abstractmethod
     def action(self, outputs: Tensor, noise: Tensor | float) -> Tensor:
-        """Return the actions for outputs of the linear layer and noise, both [B, A]."""
-        return self.for_environment(self._squashed(outputs) + noise * (self.high - self.low) / 2)
+        """Return the actions [B, A] for outputs of the linear layer and scaled noise [B, A]; 0: the best."""
 
-    def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> Any:
-        """Return the actions with noise, [B, A]."""
-        return self.action(self.linear(features), noise)
-
-    def choose(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+    def choose_by(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
         """Return the actions for outputs of the linear layer and standard normal noise; None: the best."""
-        if noise is not None and math.isinf(self.exploration):
+        if noise is None:
+            return self.action(outputs, 0.0)
+        if self.exploration is None:  # CleanRL: `if global_step < learning_starts: action_space.sample()`
             return self.low + (self.high - self.low) * torch.special.ndtr(noise)
-        return self.action(outputs, 0.0 if noise is None else self.exploration * noise)
+        return self.action(outputs, self.exploration * noise)
 
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return actions [B, A] within the bounds, and zeros [B]."""
-        return self.choose(self.linear(features), noise), torch.zeros_like(features[:, 0])
+    def choose(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Return actions [B, A] within the bounds."""
+        return self.choose_by(self.linear(features), noise)
 
     def array_sampler(self) -> ArraySampler:
         """Return a sampler of arrays."""
         tensor = torch.from_numpy
-        return lambda x, noise: self.choose(tensor(x), None if noise is None else tensor(noise)).numpy()
+        return lambda x, noise: self.choose_by(tensor(x), None if noise is None else tensor(noise)).numpy()
+
+
+class DeterministicHead(ContinuousHead):
+    """A deterministic policy, squashed into the bounds by tanh. Noise is in units of half their width."""
+
+    def action(self, outputs: Tensor, noise: Tensor | float) -> Tensor:
+        """Return the actions with noise, see :meth:`ContinuousHead.action`."""
+        return self.for_environment(self.squashed(outputs) + noise * (self.high - self.low) / 2)
+
+    def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """Return the actions with noise, [B, A]."""
+        return self.action(self.linear(features), noise)
 
 
 class DeterministicAgent(OffPolicyAgent):
@@ -86,7 +92,6 @@ class DDPG(OffPolicyModule):
     """
 
     head = DeterministicHead
-    frequencies = ("policy_frequency",)
     learning_rates: ClassVar = {"agent": "learning_rate", "critics": "learning_rate"}
     num_critics = 1
 
@@ -107,11 +112,17 @@ class DDPG(OffPolicyModule):
         self.critics = Critics(Critic(self.agent, specs.observation) for _ in range(self.num_critics))
         self.target_critics, self.target = frozen(self.critics), frozen(self.agent)
 
-    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
+    def delayed(self, step: int) -> Delayed:
+        """Return whether the policy and all target networks are due in the update at an environment step."""
+        is_due = self.is_due(step, self.hparams.policy_frequency * self.hparams.train_frequency)
+        return Delayed(policy=is_due, target=is_due)
+
+    def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:
         """Update the critics and, if they are due, the policy and the target networks."""
         metrics = self.update_critics(minibatch, self.next_value(minibatch))
-        if is_due[0]:
+        if due.policy:
             metrics |= self.update_actor(minibatch)
+        if due.target:
             self.move_target(self.agent, self.target)
             self.move_target(self.critics, self.target_critics)
         return metrics

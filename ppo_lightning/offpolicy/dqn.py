@@ -11,18 +11,16 @@ from torchrl.data import Categorical, TensorSpec
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.heads import CategoricalHead
-from ppo_lightning.offpolicy.agents import OffPolicyAgent
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen, td_target
+from ppo_lightning.models.heads import ArraySampler
+from ppo_lightning.offpolicy.agents import ExploringHead, OffPolicyAgent
+from ppo_lightning.offpolicy.module import AgentMaker, Delayed, Metrics, OffPolicyModule, frozen, td_target
 from ppo_lightning.utils.arguments import Range, check_arguments
 
-RANDOM = 1e15  # noise of random actions, far above all values and far below that of forbidden actions
+DECISIVE = 1e15  # a factor of noise that decides alone: far above all values, far below `-INVALID`
 
 
-class QHead(CategoricalHead):
-    """Values Q(s, a) of discrete actions. Noise explores: it is random with the probability epsilon."""
-
-    exploration = 0.0  # epsilon
+class ChoiceHead(ExploringHead):
+    """Base class of what chooses the best one of several actions, by their values plus noise."""
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if type(action_spec) is not Categorical or action_spec.ndim:
@@ -31,12 +29,34 @@ class QHead(CategoricalHead):
                 " choose one of several actions: use SAC, TD3 or DDPG for continuous actions, PPO for several"
                 " components."
             )
-        super().__init__(in_features, action_spec)
+        self.num_choices = int(action_spec.space.n)
+        super().__init__(in_features, self.num_choices)
+        self.noise_shape = torch.Size([self.num_choices])
+
+    def choose(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Return the best actions [B]."""
+        values = self.logits(features, mask)
+        return (values if noise is None else values + noise).argmax(-1)
+
+    def array_sampler(self) -> ArraySampler | None:
+        """Return a sampler of arrays."""
+        return lambda values, noise: (values if noise is None else values + noise).argmax(-1)
+
+
+class QHead(ChoiceHead):
+    """Values Q(s, a) of discrete actions. Noise explores: it is random with the probability epsilon."""
+
+    exploration: float = 0.0  # epsilon
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw large noise with the probability epsilon, otherwise zeros, [*batch_shape, A]."""
+        """Draw decisive noise with the probability epsilon, otherwise zeros, [*batch_shape, A].
+
+        CleanRL: ``if random.random() < epsilon: action_space.sample()``. The best of A independent uniform
+        numbers is a sample, too, and never a forbidden action.
+        """
         uniform = torch.rand(*batch_shape, self.num_choices + 1, generator=generator)
-        return RANDOM * (uniform[..., :1] < self.exploration) * uniform[..., 1:]
+        explores = uniform[..., :1] < self.exploration
+        return DECISIVE * explores * uniform[..., 1:]
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return Q(s, a), and bars that add up to 1."""
@@ -54,7 +74,6 @@ class QAgent(OffPolicyAgent):
     """
 
     default_head: Any = QHead
-    has_value = True
 
     def __init__(
         self,
@@ -65,9 +84,12 @@ class QAgent(OffPolicyAgent):
     ) -> None:
         super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
 
-    def critic(self, features: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the value of the best action, [B, 1]."""
-        return self.head.logits(features, None).amax(-1, keepdim=True)
+    def play(self, observation: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the best actions and their values as ``state_value`` [B], see :meth:`Actor.play`."""
+        observation = self.normalize(observation)
+        features, _ = self.features(observation)
+        action = self.head.choose(features, None, self.allowed(observation))
+        return {"action": action, "state_value": self.head.logits(features, None).amax(-1)}
 
     def q_values(self, observation: Tensor) -> Tensor:
         """Return Q(s, a), [B, A]; very low for forbidden actions."""
@@ -101,7 +123,6 @@ class DQN(OffPolicyModule):
     """
 
     head: ClassVar[type] = QHead
-    frequencies = ("target_network_frequency",)
     learning_rates: ClassVar = {"agent": "learning_rate"}
 
     def __init__(
@@ -134,6 +155,10 @@ class DQN(OffPolicyModule):
         """Build the target network."""
         self.target = frozen(self.agent)
 
+    def delayed(self, step: int) -> Delayed:
+        """Return whether the target network is due after the update at an environment step."""
+        return Delayed(target=self.is_due(step, self.hparams.target_network_frequency))
+
     def exploration(self, step: int) -> float:
         """Return epsilon."""
         share = min(1.0, step / (self.hparams.exploration_fraction * self.data.total_timesteps))
@@ -144,16 +169,16 @@ class DQN(OffPolicyModule):
         self.run_log.add({"charts/epsilon": self.agent.head.exploration})
         super().log_batch(metrics)
 
-    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
+    def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:
         """Update the Q-network and, if it is due, the target network."""
         loss, metrics = self.loss(minibatch)
         self.minimize("agent", loss)
-        if is_due[0]:
+        if due.target:
             self.move_target(self.agent, self.target)
         return metrics
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        """Return the loss and its metrics."""
+        """Return the mean squared error of Q(s, a), and its metrics."""
         following = minibatch["next_observation"]
         with torch.no_grad():
             next_q = self.target.q_values(following)

@@ -3,10 +3,9 @@
 import copy
 import inspect
 import itertools
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -23,7 +22,7 @@ from ppo_lightning.algorithms.update import adam_state
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import SPARE, FrameBuffer, ReplayBuffer
 from ppo_lightning.private import counted_step, trace_gradients
@@ -33,10 +32,17 @@ from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.compiler import compile_per_instance, of_arguments, replay
 
-AgentMaker = Callable[[TensorSpec, TensorSpec], ActorCritic]
+AgentMaker = Callable[[TensorSpec, TensorSpec], Actor]
 Metrics = dict[str, Tensor]  # scalars by name
 LOG_EVERY = 100  # environment steps, as in CleanRL
 adam: Any = inspect.unwrap(guarded_adam)  # the wrapper refuses to compile some states
+
+
+class Delayed(NamedTuple):
+    """What an update includes beside the critics: the policy and the target networks."""
+
+    policy: bool = False
+    target: bool = False
 
 
 class OffPolicyModule(AgentModule):
@@ -47,7 +53,7 @@ class OffPolicyModule(AgentModule):
     policy is at most one batch old. All minibatches of a batch are sampled before its first update. Delays
     depend on the environment step of an update, so that they count across batches and resumed runs.
 
-    A subclass declares ``head``, ``frequencies`` and ``learning_rates``, and implements ``update``.
+    A subclass declares ``head`` and ``learning_rates``, and implements ``delayed`` and ``update``.
 
     Args:
         gamma: Discount of future rewards.
@@ -66,7 +72,6 @@ class OffPolicyModule(AgentModule):
 
     precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
-    frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
     adam_eps = 1e-8
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
@@ -100,7 +105,7 @@ class OffPolicyModule(AgentModule):
             steps = self.due(self.env_steps - self.data.frames_per_rollout, self.env_steps)
             update = self._compiled or self.update
             metrics = [
-                update(minibatch, *self.delayed(step))
+                update(minibatch, self.delayed(step))
                 for minibatch, step in zip(self.minibatches(len(steps)), steps, strict=True)
             ]
             optimizer: Any = self.optimizers()
@@ -130,12 +135,13 @@ class OffPolicyModule(AgentModule):
         start = max(before, self.hparams.learning_starts, self._refilled_at)
         return range((start // frequency + 1) * frequency, after + 1, frequency)
 
-    def delayed(self, step: int) -> list[bool]:
-        """Return whether multiples of ``frequencies`` lie in the steps of the update at ``step``."""
-        every = self.hparams.train_frequency
-        units = {"policy_frequency": every}  # it counts updates
-        periods = [self.hparams[name] * units.get(name, 1) for name in self.frequencies]
-        return [step // period > (step - every) // period for period in periods]
+    @abstractmethod
+    def delayed(self, step: int) -> Delayed:
+        """Return what is due, beside the critics, in the update at an environment step."""
+
+    def is_due(self, step: int, period: int) -> bool:
+        """Return whether a multiple of a period lies in the steps of the update at an environment step."""
+        return step // period > (step - self.hparams.train_frequency) // period
 
     def minibatches(self, count: int) -> Iterator[Minibatch]:
         """Sample minibatches from the buffer, which depend on the seed, the rank and the rollout alone."""
@@ -149,8 +155,11 @@ class OffPolicyModule(AgentModule):
             yield self.buffer.gather(rows) | {"noise": noise}
 
     @abstractmethod
-    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
-        """Update the weights with transitions and ``noise`` [B, ...]. Which of ``frequencies`` are due?"""
+    def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:
+        """Update the weights with transitions and ``noise`` [B, ...], and what is due with them.
+
+        A compiled update is one graph for each combination of what is due.
+        """
 
     def update_critics(self, minibatch: Minibatch, next_value: Tensor) -> Metrics:
         """Move all ``critics`` towards the rewards and the discounted values [B] of the next observations."""
@@ -182,9 +191,9 @@ class OffPolicyModule(AgentModule):
             for old, new in zip(target.parameters(), online.parameters(), strict=True):
                 old.lerp_(new, self.hparams.tau)
 
-    def exploration(self, step: int) -> float:
-        """Return the factor of the noise at an environment step, infinity before ``learning_starts``."""
-        return math.inf if step < self.hparams.learning_starts else self.hparams.get("exploration_noise", 1.0)
+    def exploration(self, step: int) -> float | None:
+        """Return the scale of the noise at an environment step; None for random actions."""
+        return None if step < self.hparams.learning_starts else self.hparams.get("exploration_noise", 1.0)
 
     def log_batch(self, metrics: list[Metrics]) -> None:
         """Log the metrics of a batch: of the first, the last and one for every hundred environment steps."""
@@ -297,6 +306,7 @@ class OffPolicyModule(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["exploration"] = self.agent.head.exploration
         if not checkpoint.get("optimizer_states"):  # weights only, or no fit
             return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -308,6 +318,8 @@ class OffPolicyModule(AgentModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
         super().on_load_checkpoint(checkpoint)
+        if "exploration" in checkpoint:  # agents of older ones act greedily
+            self.agent.head.exploration = checkpoint["exploration"]
         if not self.fitting:
             return
         assert self.trainer.ckpt_path is not None

@@ -1,7 +1,8 @@
 """Soft actor-critic."""
 
 import math
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +10,12 @@ from torch import Tensor, nn
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.offpolicy.agents import Critic, Critics, OffPolicyAgent
-from ppo_lightning.offpolicy.ddpg import DeterministicHead
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
+from ppo_lightning.offpolicy.ddpg import ContinuousHead
+from ppo_lightning.offpolicy.module import AgentMaker, Delayed, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
-class SquashedGaussianHead(DeterministicHead):
+class SquashedGaussianHead(ContinuousHead):
     """SAC's squashed normal distribution, whose standard deviation depends on the state."""
 
     outputs_per_action = 2
@@ -26,17 +27,33 @@ class SquashedGaussianHead(DeterministicHead):
         return mean, -5 + 3.5 * (log_std.tanh() + 1)
 
     def action(self, outputs: Tensor, noise: Tensor | float) -> Tensor:
-        """Return the actions that the noise selects."""
+        """Return the actions that normal noise selects."""
         mean, log_std = self.moments(outputs)
-        return self._squashed(mean + log_std.exp() * noise)
+        return self.squashed(mean + log_std.exp() * noise)
 
-    def policy(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def policy(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actions [B, A] that normal noise [B, A] selects, and their log-probabilities [B]."""
         mean, log_std = self.moments(self.linear(features))
         raw = mean + log_std.exp() * noise
+        # a = squashed(raw), da / draw = (high - low) / 2 (1 - tanh(raw)^2)
+        # log p(a) = log N(raw; mean, std) - log(da / draw)
         slope = (self.high - self.low) / 2 * (1 - raw.tanh().square()) + 1e-6
         log_prob = -noise.square() / 2 - log_std - math.log(2 * math.pi) / 2 - slope.log()
-        return self._squashed(raw), log_prob.sum(-1)
+        return self.squashed(raw), log_prob.sum(-1)
+
+
+class Noise(NamedTuple):
+    """Normal noise of an update, each [B, A], which selects actions."""
+
+    next_action: Tensor
+    actions: Sequence[Tensor]  # of each update of the policy
+    fresh_actions: Sequence[Tensor]  # after each of these updates, for the temperature
+
+    @classmethod
+    def from_rows(cls, noise: Tensor) -> "Noise":
+        """Split the noise of a minibatch, [B, 1 + 2 * ``policy_frequency``, A]."""
+        next_action, *others = noise.unbind(1)
+        return cls(next_action, others[::2], others[1::2])
 
 
 class SACAgent(OffPolicyAgent):
@@ -69,7 +86,6 @@ class SAC(OffPolicyModule):
     """
 
     head: ClassVar[type] = SquashedGaussianHead
-    frequencies = ("policy_frequency", "target_network_frequency")
     learning_rates: ClassVar = {"agent": "policy_lr", "critics": "q_lr", "log_alpha": "q_lr"}
 
     def __init__(
@@ -103,18 +119,23 @@ class SAC(OffPolicyModule):
     def make_critics(self, specs: Specs) -> Any:
         """Build two critics, and set the shape of the noise."""
         num_actions = len(self.agent.head.low)
-        # Of the next action and, for each update of the policy, of its action and of the temperature's.
+        # See `Noise`.
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
         return Critics(Critic(self.agent, specs.observation) for _ in range(2))
 
-    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
+    def delayed(self, step: int) -> Delayed:
+        """Return what is due in the update at an environment step."""
+        every = self.hparams.policy_frequency * self.hparams.train_frequency  # it counts updates
+        return Delayed(self.is_due(step, every), self.is_due(step, self.hparams.target_network_frequency))
+
+    def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:
         """Update the critics and, if they are due, the policy, the temperature and the target critics."""
-        next_noise, *noises = minibatch["noise"].unbind(1)
-        metrics = self.update_critics(minibatch, self.next_value(minibatch, next_noise))
-        if is_due[0]:
-            for noise, fresh_noise in zip(noises[::2], noises[1::2], strict=True):
-                metrics |= self.update_actor(minibatch["observation"], noise, fresh_noise)
-        if is_due[1]:
+        noise = Noise.from_rows(minibatch["noise"])
+        metrics = self.update_critics(minibatch, self.next_value(minibatch, noise.next_action))
+        if due.policy:
+            for action, fresh_action in zip(noise.actions, noise.fresh_actions, strict=True):
+                metrics |= self.update_actor(minibatch["observation"], action, fresh_action)
+        if due.target:
             self.move_target(self.critics, self.target_critics)
         return metrics
 

@@ -1,38 +1,70 @@
 """Soft actor-critic for discrete actions."""
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torchrl.data import TensorSpec
 
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.models.heads import CategoricalHead
-from ppo_lightning.offpolicy.agents import OffPolicyAgent, reset
-from ppo_lightning.offpolicy.dqn import RANDOM, QAgent, QHead
+from ppo_lightning.models.heads import gumbel
+from ppo_lightning.offpolicy.agents import OffPolicyAgent
+from ppo_lightning.offpolicy.dqn import DECISIVE, ChoiceHead
 from ppo_lightning.offpolicy.module import AgentMaker
 from ppo_lightning.offpolicy.sac import SAC
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
-class SoftmaxHead(QHead):
-    """A categorical distribution over discrete actions, uniform while its exploration is infinite."""
+class SoftmaxHead(ChoiceHead):
+    """A categorical distribution over discrete actions."""
 
     exploration = 1.0
-    bars = CategoricalHead.bars
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw Gumbel noise, as :class:`~ppo_lightning.models.heads.DiscreteHead`."""
-        return min(self.exploration, RANDOM) * super(QHead, self).noise(batch_shape, generator)
+        """Draw Gumbel noise: the argmax of logits plus Gumbel noise is a sample of the softmax.
+
+        While actions are uniformly random, the noise decides alone.
+        """
+        noise = gumbel(*batch_shape, self.num_choices, generator=generator)
+        return DECISIVE * noise if self.exploration is None else self.exploration * noise
+
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the probabilities."""
+        probabilities = self.logits(features, mask).softmax(-1)
+        return probabilities, probabilities
 
 
-class DiscreteSACAgent(QAgent):
-    """Agent of :class:`DiscreteSAC`, with He's initialization. The arguments are those of :class:`QAgent`."""
+class DiscreteSACAgent(OffPolicyAgent):
+    """Agent of :class:`DiscreteSAC`, with He's initialization.
 
-    default_head = SoftmaxHead
-    has_value = False
-    critic = OffPolicyAgent.critic
-    he_init = True
+    The arguments are those of :class:`OffPolicyAgent`.
+    """
+
+    default_head: Any = SoftmaxHead
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        hidden_sizes: Sequence[int] = (120, 84),
+        norm_obs: bool = False,
+    ) -> None:
+        super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
+
+    def initialize(self, network: nn.Module) -> None:
+        """Draw normal weights by He's rule, without biases."""
+        for layer in network.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.reset_parameters()  # keeps seeded weights, whose random numbers follow PyTorch's
+                nn.init.kaiming_normal_(layer.weight)
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def logits(self, observation: Tensor) -> Tensor:
+        """Return the logits of the policy, or as a critic Q(s, a), [B, A]; very low for forbidden actions."""
+        return self.head.logits(self.actor_body(observation), self.allowed(observation))
 
 
 class DiscreteCritics(nn.ModuleList):
@@ -44,7 +76,7 @@ class DiscreteCritics(nn.ModuleList):
 
     def all_values(self, observation: Tensor) -> Tensor:
         """Return the values of all actions, [C, B, A]."""
-        return torch.stack([critic.q_values(observation) for critic in self])  # type: ignore[operator]
+        return torch.stack([critic.logits(observation) for critic in self])  # type: ignore[operator]
 
 
 class DiscreteSAC(SAC):
@@ -81,16 +113,18 @@ class DiscreteSAC(SAC):
         """Build two critics like the agent, and set the shape of the noise."""
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, 0)
         critics = DiscreteCritics(copy.deepcopy(self.agent) for _ in range(2))
-        reset(critics, self.agent.he_init)
+        self.agent.initialize(critics)
         return critics
 
     def desired_entropy(self, observation: Tensor) -> Tensor | float:
         """Return a share of the entropy of uniformly random actions: with a mask, allowed ones, [B, 1]."""
         allowed = self.agent.allowed(observation)
-        largest = self.agent.head.largest_entropy if allowed is None else allowed.sum(-1, keepdim=True).log()
+        largest = math.log(self.agent.head.num_choices)
+        if allowed is not None:
+            largest = allowed.sum(-1, keepdim=True).log()
         return self.hparams.target_entropy_scale * largest
 
     def evaluate(self, observation: Tensor, noise: Tensor, critics: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return smallest value, log-probability and probability of all actions, each [B, A]."""
-        log_probs = self.agent.q_values(observation).log_softmax(-1)
+        log_probs = self.agent.logits(observation).log_softmax(-1)
         return critics.all_values(observation).amin(0).detach(), log_probs, log_probs.exp()

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.state import Row
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils.seeding import Shard
@@ -51,7 +51,7 @@ class Collector(BaseCollector):
     def __init__(
         self,
         env: EnvBase,
-        agent: ActorCritic,
+        agent: Actor,
         num_steps: int,
         num_rollouts: int | None = None,
         shard: Shard | None = None,

@@ -63,7 +63,7 @@ class RolloutCollector(Collector):
         if self._memory is not None:
             self._memory = self._memory.numpy(force=True)
         env.step_timeout = self._watch.timeout
-        self._evaluated = True  # whether the policy gave values and log-probabilities, too
+        self._evaluated = True  # whether the policy gave all that a step stores
         self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
         self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
         self._rollout = allocate(self.rollout_keys(), self.agent, env.num_envs, self.num_steps)
@@ -115,9 +115,7 @@ class RolloutCollector(Collector):
         rewards = self._raw_rewards
         observations = store["observation"]
         next_observations = store["next", "observation"]
-        actions = store["action"]
-        log_probs: Any = store.get("action_log_prob")  # None of an off-policy agent, as the values
-        values: Any = store.get("state_value")
+        targets = [store[key] for key in self.agent.out_keys]
         terminateds = store["next", "terminated"][..., 0]
         truncateds = store["next", "truncated"][..., 0]
         episode_dones = store["next", "episode_done"][..., 0]
@@ -133,12 +131,10 @@ class RolloutCollector(Collector):
             self._watch.step_begins()
             row = observations[t]
             row[:] = observation
-            action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
-            actions[t] = action
-            if log_prob is not None and log_probs is not None:
-                log_probs[t] = log_prob
-                values[t, :, 0] = value
-            raw, rewards[t], terminated, truncated = self.step(t, action)
+            outputs = policy(row, None if noise is None else noise[t], memory)
+            for rows, values in zip(targets, outputs, strict=False):
+                rows[t] = values
+            raw, rewards[t], terminated, truncated = self.step(t, outputs[0])
             terminateds[t] = terminated
             truncateds[t] = truncated
             if env.episode_done is not None:
@@ -159,7 +155,7 @@ class RolloutCollector(Collector):
             if begun:
                 observation[done] = begun[0]
         self.observation = observation
-        self._evaluated = log_prob is not None
+        self._evaluated = len(outputs) == len(targets)
 
     def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step the environments at step t of the rollout, see :meth:`BatchedEnv.step_arrays`."""
@@ -204,7 +200,7 @@ class RolloutCollector(Collector):
                 None if self._weight is None else torch.from_numpy(self._weight),
             ).numpy()
         store["next", "reward"][..., 0] = rewards
-        if not self._evaluated and "state_value" in store:
+        if not self._evaluated:
             with self.precision():
                 add_evaluation(self.agent, self._rollout)
         steps = np.ones(done.shape) if self._weight is None else self._weight

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.factory import SUCCESS, EnvFactory
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard, isolated
 
@@ -20,7 +20,7 @@ STEPS_AT_ONCE = 64
 
 @isolated()
 def evaluate(
-    agent: ActorCritic, env: EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
+    agent: Actor, env: EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 
@@ -101,7 +101,7 @@ class EvaluationLoader:
     """
 
     factory: EnvFactory
-    agent: ActorCritic
+    agent: Actor
     shard: Shard
     step_timeout: float | None = None
     profiler: Profiler = field(default_factory=PassThroughProfiler)

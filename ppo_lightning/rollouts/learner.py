@@ -8,7 +8,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
@@ -23,7 +22,7 @@ class Learner(Protocol):
     evaluated_at: int | None  # environment steps of the last evaluation in a fit
 
     @property
-    def agent(self) -> ActorCritic: ...
+    def agent(self) -> Any: ...
     @property
     def data(self) -> RolloutDataModule: ...
     @property

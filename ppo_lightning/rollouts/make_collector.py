@@ -7,7 +7,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.tensor_env import FunctionalEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
@@ -19,7 +19,7 @@ from ppo_lightning.utils import collectives
 
 def make_collector(
     env: EnvBase,
-    agent: ActorCritic,
+    agent: Actor,
     num_steps: int,
     num_rollouts: int | None = None,
     compile: bool = False,

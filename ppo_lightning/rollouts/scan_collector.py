@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
+from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.private import scan, tree_map
 from ppo_lightning.rollouts.storage import in_parts
@@ -41,12 +42,11 @@ class ScanCollector(TensorCollector):
         super().__init__(*args, **kwargs)
         self._scan: Any = functools.partial(scan_in_python, self._step)
         self._evaluates_last = False
-        if compile and self.agent.traceable:
+        agent = self.agent
+        if compile and agent.traceable:
             self._scan = compile_scan(self._steps, self._device.type == "cpu")
             # One large batch costs less than a small one at each step.
-            self._evaluates_last = self.agent.critic_body is not None and "state_value" in self._keys
-        if self._evaluates_last:
-            self._keys.remove("state_value")
+            self._evaluates_last = isinstance(agent, ActorCritic) and agent.critic_body is not None
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
@@ -67,7 +67,8 @@ class ScanCollector(TensorCollector):
             )
             steps = tree_map(lambda values: values.transpose(0, 1), steps)
             if self._evaluates_last:
-                values = in_parts(self.agent.value, self.agent.microbatch_size, steps["observation"])
+                agent: Any = self.agent
+                values = in_parts(agent.value, agent.microbatch_size, steps["observation"])
                 steps["state_value"] = values.unsqueeze(-1)
         self._memory = memory[0] if memory else None
         normalized = steps.pop("normalized", None)
@@ -105,10 +106,11 @@ class ScanCollector(TensorCollector):
         """Act and step once."""
         agent = self.agent
         state, observation, memory, statistics = carry
-        action, log_prob, value, next_memory = agent.act(
-            observation, None if self.deterministic else noise, *memory
-        )
-        state, step, after = self.env.transition(state, self._for_environment(action))
+        *outputs, next_memory = agent.act(observation, None if self.deterministic else noise, *memory)
+        output: dict[str, Any] = dict(zip(agent.out_keys, outputs, strict=True))
+        state, step, after = self.env.transition(state, self._for_environment(output["action"]))
+        if self._evaluates_last:
+            del output["state_value"]
         raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated
         following: dict[str, Tensor] = {
@@ -117,7 +119,6 @@ class ScanCollector(TensorCollector):
             "truncated": step.truncated.unsqueeze(-1),
             "observation": raw.to(torch.float32 if raw.is_floating_point() else raw.dtype, copy=True),
         }
-        output: dict[str, Any] = self._acted(action, log_prob, value)
         output |= {"observation": observation.clone(), "next": following}
         # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
         statistics = tuple(merged(old, summary_of(raw)) for old in statistics)

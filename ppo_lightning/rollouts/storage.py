@@ -10,12 +10,10 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor, ActorCritic
 
 
-def allocate(
-    specs: Mapping[str, TensorSpec], agent: ActorCritic, num_envs: int, num_steps: int
-) -> TensorDict:
+def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_steps: int) -> TensorDict:
     """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys.
 
     Args:
@@ -70,26 +68,29 @@ def episode_starts(rollout: TensorDictBase) -> Tensor:
 def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     """Add log-probabilities and values to a whole rollout at once, in the arithmetic of the update."""
     device = agent.device
+    size = agent.microbatch_size
     if agent.memory is not None:
-        inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
-        results = rollout["action_log_prob"], rollout["state_value"][..., 0]
-        count = max(1, agent.microbatch_size // rollout.shape[1])
-        splits = (tensor.split(count) for tensor in (*inputs, *results))
-        for *part, stored, values in zip(*splits, strict=True):
-            evaluation = agent.evaluate(*(tensor.to(device) for tensor in part))
-            stored[:] = evaluation.log_prob
-            values[:] = evaluation.value
+        starts = episode_starts(rollout)
+        count = max(1, size // rollout.shape[1])
+        for first in range(0, len(rollout), count):
+            rows = slice(first, first + count)
+            observation, action = rollout["observation"][rows], rollout["action"][rows]
+            inputs = observation, action, rollout["memory"][rows, 0], starts[rows]
+            evaluation = agent.evaluate(*(tensor.to(device) for tensor in inputs))
+            rollout["action_log_prob"][rows] = evaluation.log_prob
+            rollout["state_value"][rows, :, 0] = evaluation.value
         return
-    keys = ("observation", "action")
-    flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.microbatch_size) for key in keys)
-    parts = [agent.evaluate(*(rows.to(device) for rows in pair)) for pair in zip(*flat, strict=True)]
-    evaluated = {
-        "action_log_prob": [part.log_prob for part in parts],
-        "state_value": [part.value for part in parts],
-    }
-    for key, values in evaluated.items():
-        stored = rollout[key]
-        stored.copy_(torch.cat(values).view(rollout.shape[::-1]).T.reshape(stored.shape))
+    observations, actions = (
+        rollout[key].transpose(0, 1).flatten(0, 1).split(size) for key in ("observation", "action")
+    )
+    parts = [
+        agent.evaluate(observation.to(device), action.to(device))
+        for observation, action in zip(observations, actions, strict=True)
+    ]
+    log_prob = torch.cat([part.log_prob for part in parts])
+    value = torch.cat([part.value for part in parts])
+    rollout["action_log_prob"].copy_(log_prob.view(rollout.shape[::-1]).T)
+    rollout["state_value"][..., 0].copy_(value.view(rollout.shape[::-1]).T)
 
 
 def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:

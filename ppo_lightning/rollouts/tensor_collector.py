@@ -56,8 +56,6 @@ class TensorCollector(Collector):
         action_spec = env.action_spec_unbatched
         if isinstance(action_spec, Composite):
             action_spec = row_spec(action_spec)
-        observation_spec = env.observation_spec_unbatched["observation"]
-        self._keys = [*self.agent.rollout_keys(observation_spec, action_spec)]
         self._action_dtype = action_spec.dtype
         if isinstance(action_spec, Bounded) and action_spec.dtype.is_floating_point:
             self._bounds = (action_spec.space.low.to(self._device), action_spec.space.high.to(self._device))
@@ -109,7 +107,7 @@ class TensorCollector(Collector):
             steps: Receives each step of the environment, batch size [N].
         """
         agent = self.agent
-        outputs: list[dict[Any, Tensor]] = []
+        stored: list[dict[Any, Tensor]] = []
         if self.observation is None:
             self._carrier = self.env.reset()
             first = self._carrier["observation"].to(agent.device)
@@ -118,16 +116,16 @@ class TensorCollector(Collector):
         for t in range(self.num_steps):
             self._watch.step_begins()
             with self.precision():
-                action, log_prob, value, memory = agent.act(
+                *outputs, memory = agent.act(
                     self.observation, None if noise is None else noise[t], self._memory
                 )
-            output: dict[Any, Tensor] = self._acted(action, log_prob, value)
+            output: dict[Any, Tensor] = dict(zip(agent.out_keys, outputs, strict=True))
             if self._memory is not None and memory is not None:
                 output |= {"memory": self._memory, ("next", "memory"): memory}
             if moments is not None:
                 output["observation"] = self.observation
-            outputs.append(output)
-            self._carrier["action"] = self._for_environment(action)
+            stored.append(output)
+            self._carrier["action"] = self._for_environment(output["action"])
             try:
                 step, self._carrier = self.env.step_and_maybe_reset(self._carrier)
             except Exception as error:
@@ -152,12 +150,7 @@ class TensorCollector(Collector):
                     self.observation[done.to(following.device)] = begun[0]
             if memory is not None:
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
-        return outputs
-
-    def _acted(self, action: Tensor, log_prob: Tensor, value: Tensor) -> dict[Any, Tensor]:
-        """Return what the agent stores of its outputs [N], by key."""
-        acted = {"action": action, "action_log_prob": log_prob, "state_value": value.unsqueeze(-1)}
-        return {key: values for key, values in acted.items() if key in self._keys}
+        return stored
 
     def _normalize(self, observation: Tensor) -> Tensor:
         return self.agent.normalize(observation.to(self.agent.device))

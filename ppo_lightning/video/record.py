@@ -11,15 +11,14 @@ import torch
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
-from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.models import Actor
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.video.overlay import draw
 
 
 @torch.no_grad()
 def record_video(
-    agent: ActorCritic,
+    agent: Actor,
     factory: EnvFactory,
     path: str | Path,
     episodes: int = 1,
@@ -61,15 +60,17 @@ def record_video(
         picture = picture_of(env)
         if not overlay:
             return picture
-        explained = agent.explain(torch.tensor(observation, device=agent.device), memory)
-        value, numbers, lengths = (output[0].numpy(force=True) for output in explained)
+        inputs = torch.tensor(observation, device=agent.device)
+        played = agent.play(inputs, memory)
+        numbers, lengths = (output[0].numpy(force=True) for output in agent.explain(inputs, memory))
         names = env.action_names or [f"action {index}" for index in range(len(numbers))]
         names = names[: len(numbers)]  # none for a head without bars
-        chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
+        # The bar of a single discrete action is highlighted.
+        chosen = int(played["action"]) if played["action"].ndim == 1 else None
         texts = [f"{number:.2f}" for number in numbers]
         lines = [f"return  {total:g}"]
-        if agent.has_value:
-            values.append(float(value))
+        if "state_value" in played:
+            values.append(float(played["state_value"]))
             lines.insert(0, f"value   {values[-1]:.2f}")
         return draw(picture, lines, names, lengths, texts, chosen, values)
 
@@ -88,8 +89,10 @@ def record_video(
                 video.append_data(frame())
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
-                    action, _, memory = agent.play(inputs, memory)
-                    observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
+                    played = agent.play(inputs, memory)
+                    memory = played.get("next_memory")
+                    action = played["action"].numpy(force=True)
+                    observation, reward, terminated, truncated = env.step_arrays(action)
                     total += float(reward[0])
                     video.append_data(frame())
                     done = terminated | truncated

@@ -158,7 +158,7 @@ def test_sampled_actions_have_the_probabilities_of_the_policy():
     module = module_of(make_env("CartPole-v1", 1))
     observation = np.full(4, 0.1, np.float32)
     batch = np.tile(observation, (4000, 1))
-    probability = module.agent.explain(torch.from_numpy(observation)[None])[1][0, 1].item()
+    probability = module.agent.explain(torch.from_numpy(observation)[None])[0][0, 1].item()
     torch.manual_seed(1)
     actions = module.predict(batch, deterministic=False)
     assert 0.02 < probability < 0.98

@@ -133,7 +133,7 @@ def test_a_rollout_stores_the_memory_that_the_agent_acted_with(kind, collector):
             action, log_prob, value, memory = agent.act(step["observation"], memory=memory)
             assert torch.equal(step["action"], action)
             torch.testing.assert_close(step["action_log_prob"], log_prob.detach(), atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(step["state_value"][:, 0], value.detach(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(step["state_value"], value.detach(), atol=1e-5, rtol=1e-5)
             done = step["next", "done"][:, 0]
             cut = done | torch.tensor(t == 7)
             torch.testing.assert_close(

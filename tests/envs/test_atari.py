@@ -115,7 +115,7 @@ class Presses(CNNAgent):
     def array_policy(self):
         def policy(observation, noise, memory):
             count = len(observation)
-            return np.full(count, self.button), np.zeros(count, np.float32), np.zeros(count, np.float32)
+            return np.full(count, self.button), np.zeros(count, np.float32), np.zeros((count, 1), np.float32)
 
         return policy
 

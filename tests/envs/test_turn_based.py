@@ -77,7 +77,7 @@ class Scripted(MLPAgent):
 
         def policy(observation, noise, memory):
             stones = observation[:, 9:].reshape(len(observation), 9, 2).sum((1, 2)).astype(int)
-            return np.array([self.moves[count % 5] for count in stones]), None, None
+            return (np.array([self.moves[count % 5] for count in stones]),)
 
         return policy
 

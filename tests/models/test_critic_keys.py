@@ -126,7 +126,7 @@ def test_privileged_entries_change_values_and_no_actions(memory):
     assert (value != other_value).all()
     bars = [agent.explain(rows, state)[1] for rows in (first, second)]
     assert torch.equal(*bars)
-    assert torch.equal(agent.value(agent.normalize(first)), value), "and it needs no memory"
+    assert torch.equal(agent.value(agent.normalize(first)), value[:, 0]), "and it needs no memory"
 
 
 @pytest.mark.parametrize("memory", [None, *MEMORIES])
@@ -138,8 +138,8 @@ def test_the_numpy_policy_acts_like_the_agent(keys, memory):
     rows, noise, state = torch.randn(32, 9), agent.noise((32,)), agent.initial_memory(32)
     expected, _, _, next_state = agent.act(rows, noise, state)
     arrays = None if state is None else state.numpy().copy()
-    action, log_prob, value = agent.array_policy()(rows.numpy(), noise.numpy(), arrays)
-    assert log_prob is None and value is None, "or this is the slow policy"
+    action, *others = agent.array_policy()(rows.numpy(), noise.numpy(), arrays)
+    assert not others, "or this is the slow policy"
     np.testing.assert_array_equal(action, expected.numpy())
     if memory is not None:
         np.testing.assert_allclose(arrays, next_state.detach().numpy(), atol=1e-5)
@@ -261,8 +261,10 @@ def test_a_checkpoint_rebuilds_and_resumes_the_agent(checkpoint, fit, memory):
     module, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
     agent = trained_agent(read_checkpoint(str(path)))
     rows, state = torch.randn(8, 4), agent.initial_memory(8)
-    for ours, theirs in zip(agent.play(rows, state), module.agent.play(rows, state), strict=True):
-        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    expected = module.agent.play(rows, state)
+    for name, output in agent.play(rows, state).items():
+        assert torch.equal(output, expected.pop(name))
+    assert not expected
     assert (
         agent.entries
         == module.agent.entries
@@ -319,10 +321,13 @@ def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value,
     actor = Deployed(agent, spec)
     inputs = rows if actor.columns is None else take_columns(rows, actor.columns)
     assert inputs.shape[1] == width
-    assert actor.has_value == has_value
-    action, value, next_state = agent.play(rows, state)
-    expected = [action, *[value] * has_value, *([] if memory is None else [next_state])]
-    torch.testing.assert_close(list(actor(inputs, state)), expected, rtol=0, atol=0)
+    outputs = actor.outputs(inputs, state)
+    assert ("state_value" in outputs) == has_value
+    assert ("next_memory" in outputs) == (memory is not None)
+    expected = agent.play(rows, state)
+    for name, output in outputs.items():
+        torch.testing.assert_close(output, expected[name], rtol=0, atol=0)
+    action = expected["action"]
     if memory is None:
         program = torch.export.export(actor, (inputs,))
         torch.testing.assert_close(program.module()(inputs)[0], action)
@@ -334,7 +339,7 @@ def test_the_policy_of_an_off_policy_algorithm_is_deployed():
     agent = SACAgent(GO1, Bounded(-1, 1, (2,)))
     actor, rows = Deployed(agent, GO1), torch.from_numpy(random_observations(GO1)).float()
     (action,) = actor(take_columns(rows, actor.columns))
-    assert torch.equal(action, agent.play(rows)[0])
+    assert torch.equal(action, agent.mode(rows))
 
 
 @pytest.mark.integration

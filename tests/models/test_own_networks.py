@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
-from ppo_lightning.models import MLP
-from ppo_lightning.models.agent import CONTRACT
+from ppo_lightning.models import MLP, makers
 from ppo_lightning.spaces.specs import mask_columns, stored
+
+CONTRACT = makers.CONTRACT.format("ActorCritic")
 
 
 class Net(nn.Module):

@@ -112,14 +112,14 @@ def test_continuous_actions_stay_within_their_bounds_and_zero_noise_is_greedy(he
     head, features = head(8, SPEC), torch.randn(500, 8)
     noise = head.noise((500,), torch.Generator().manual_seed(0))
     steps = []
-    for head.exploration in (0.0, 0.5, math.inf):
-        steps.append(head.sample(features, noise)[0])
+    for head.exploration in (0.0, 0.5, None):
+        steps.append(head.choose(features, noise))
         with torch.inference_mode():
             arrays = head.array_sampler()(head.linear(features).numpy(), noise.numpy())
         torch.testing.assert_close(torch.from_numpy(arrays), steps[-1])
     for actions in steps:
         assert (actions >= SPEC.space.low).all() and (actions <= SPEC.space.high).all()
-    greedy = head.sample(features, None)[0]
+    greedy = head.choose(features, None)
     torch.testing.assert_close(greedy, steps[0])
     assert not torch.allclose(greedy, steps[1])
     # Uniformly random: mean and standard deviation of each component.
@@ -135,16 +135,16 @@ def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
     generator = torch.Generator().manual_seed(0)
     noise = [head.noise((4000,), generator) for head.exploration in (0.0, 0.3)]
     best = head.logits(features, None).argmax(-1)
-    chosen = [head.sample(features, rows)[0] for rows in noise]
+    chosen = [head.choose(features, rows) for rows in noise]
     assert torch.equal(chosen[0], best)
-    assert torch.equal(head.sample(features, torch.zeros(4000, 4))[0], best)
+    assert torch.equal(head.choose(features, torch.zeros(4000, 4)), best)
     assert (chosen[1] != best).float().mean().item() == pytest.approx(0.3 * 3 / 4, abs=0.03)
     explores = noise[1].any(1)
     explored = chosen[1][explores].bincount(minlength=4) / explores.sum()
     torch.testing.assert_close(explored, torch.full((4,), 0.25), atol=0.05, rtol=0)
     if support is None:
         head.linear.bias.data = 1e8 * torch.arange(4.0)  # values of any size
-        explored = head.sample(features, noise[1])[0][explores].bincount(minlength=4) / explores.sum()
+        explored = head.choose(features, noise[1])[explores].bincount(minlength=4) / explores.sum()
         torch.testing.assert_close(explored, torch.full((4,), 0.25), atol=0.05, rtol=0)
         head.linear.bias.data.zero_()
         arrays = head.array_sampler()(head.linear(features).detach().numpy(), noise[1].numpy())
@@ -152,8 +152,8 @@ def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
         soft, table = SoftmaxHead(8, spec), torch.tensor([0.1, 0.2, 0.3, 0.4])
         soft.linear.weight.data.zero_()
         soft.linear.bias.data = table.log()
-        for soft.exploration, shares in ((1.0, table), (math.inf, torch.full((4,), 0.25))):
-            drawn = soft.sample(features, soft.noise((4000,), generator))[0].bincount(minlength=4) / 4000
+        for soft.exploration, shares in ((1.0, table), (None, torch.full((4,), 0.25))):
+            drawn = soft.choose(features, soft.noise((4000,), generator)).bincount(minlength=4) / 4000
             torch.testing.assert_close(drawn, shares, atol=0.03, rtol=0)
     mask = torch.arange(4).expand(4000, 4) != 2
-    assert not (head.sample(features, noise[1], mask)[0] == 2).any()
+    assert not (head.choose(features, noise[1], mask) == 2).any()

@@ -14,7 +14,7 @@ from torchrl.objectives import DDPGLoss, SACLoss, TD3Loss
 
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DeterministicAgent, DiscreteSAC
-from ppo_lightning.offpolicy.module import state_and_settings
+from ppo_lightning.offpolicy.module import Delayed, state_and_settings
 from tests.offpolicy.test_losses import projected
 
 GAMMA, BATCH, LOW, HIGH = 0.9, 16, torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()
@@ -108,7 +108,7 @@ def test_dqn(double):
     q, target = network(module.agent), network(module.target)
     adam = Adam(q, 2.5e-4)
     for step, batch in zip((500, 510), batches(DISCRETE), strict=True):  # the target moves once
-        metrics = module.update(batch, step == 500)
+        metrics = module.update(batch, Delayed(target=step == 500))
         with torch.no_grad():
             following = run(target, batch["next_observation"])
             best = (run(q, batch["next_observation"]) if double else following).argmax(1)
@@ -127,7 +127,7 @@ def test_c51():
     q, target = network(module.agent), network(module.target)
     adam, atoms = Adam(q, 2.5e-4, eps=0.01 / BATCH), torch.linspace(-100, 100, 101).double()
     for batch in batches(DISCRETE):
-        module.update(batch, False)
+        module.update(batch, Delayed())
         pmf = run(target, batch["next_observation"]).view(BATCH, 4, 101).softmax(-1).detach()
         pmf = pmf[range(BATCH), (pmf @ atoms).argmax(1)]
         goal = torch.from_numpy(projected(batch["reward"], batch["terminated"], pmf, atoms, GAMMA))
@@ -144,7 +144,7 @@ def test_deterministic_policies(algorithm):
     assert len(qs) == (2 if algorithm is TD3 else 1)
     actor, critic = Adam(pi, 3e-4), Adam([w for q in qs for w in q], 3e-4)
     for step, batch in zip((1, 2), batches(CONTINUOUS, (2,)), strict=True):  # the actor moves once
-        module.update(batch, step == 2)
+        module.update(batch, Delayed(policy=step == 2, target=step == 2))
         s, following = batch["observation"], batch["next_observation"]
         with torch.no_grad():
             action = run(target_pi, following).tanh() * SCALE + BIAS
@@ -178,7 +178,7 @@ def test_sac():
         return x.tanh() * SCALE + BIAS, log_prob.sum(1)
 
     for step, batch in zip((1, 2), batches(CONTINUOUS, (5, 2)), strict=True):
-        module.update(batch, step == 2, True)
+        module.update(batch, Delayed(policy=step == 2, target=True))
         s, following, noise = batch["observation"], batch["next_observation"], batch["noise"]
         with torch.no_grad():
             action, log_prob = act(following, noise[:, 0])
@@ -208,7 +208,7 @@ def test_discrete_sac():
     trained = (pi, [*qs[0], *qs[1]], log_alpha)
     actor, critic, temperature = (Adam(weights, 3e-4, eps=1e-4) for weights in trained)
     for step, batch in zip((7999, 8000), batches(DISCRETE, (3, 0)), strict=True):
-        module.update(batch, True, step == 8000)
+        module.update(batch, Delayed(policy=True, target=step == 8000))
         s, following = batch["observation"], batch["next_observation"]
         with torch.no_grad():
             log_p = run(pi, following).log_softmax(1)
@@ -303,7 +303,7 @@ def test_the_losses_are_those_of_torchrl(algorithm):
     other._adams = dict(
         zip(other.trained(), map(state_and_settings, other.configure_optimizers()), strict=True)
     )
-    found = module.update(batch, False, False) | other.update_actor(*arguments)
+    found = module.update(batch, Delayed()) | other.update_actor(*arguments)
     loss = expected["loss_value"] if algorithm is DDPG else expected["loss_qvalue"] / 2
     assert found["losses/qf_loss"].item() == pytest.approx(loss)
     assert found["losses/actor_loss"].item() == pytest.approx(expected["loss_actor"])

@@ -31,6 +31,7 @@ from ppo_lightning.experiments.report import read_csv
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAgent
 from ppo_lightning.offpolicy.agents import OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
+from ppo_lightning.offpolicy.module import Delayed
 from tests.conftest import train, trainers_in
 from tests.environments import Rising
 from tests.helpers import SaveAfter, require_same, run, weights
@@ -219,7 +220,8 @@ def test_frozen_parameters_of_a_critic_stay_frozen(fit):
 
 def test_the_policy_is_delayed_by_updates():
     module = SAC(train_frequency=8, policy_frequency=2, target_network_frequency=24)
-    assert [*map(module.delayed, (8, 16, 24))] == [[False, False], [True, False], [False, True]]
+    policy, target = Delayed(policy=True), Delayed(target=True)
+    assert [*map(module.delayed, (8, 16, 24))] == [Delayed(), policy, target]
 
 
 def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
@@ -268,11 +270,12 @@ def test_a_checkpoint_has_the_whole_module(trained):
         assert loaded.state_dict().keys() == module.state_dict().keys()
         observation = np.full(module.observation_spec.shape, 0.1, np.float32)
         assert loaded.predict([observation] * 2).shape[:1] == (2,)
-        value, numbers, bars = loaded.agent.explain(torch.from_numpy(observation)[None])
+        numbers, bars = loaded.agent.explain(torch.from_numpy(observation)[None])
         assert numbers.shape == bars.shape == (1, 2 if name in ("DQN", "C51") else 1)
-        assert loaded.agent.has_value == (name in ("DQN", "C51"))
-        if loaded.agent.has_value:
-            assert value == numbers.max()
+        played = loaded.agent.play(torch.from_numpy(observation)[None])
+        assert ("state_value" in played) == (name in ("DQN", "C51"))
+        if "state_value" in played:
+            assert played["state_value"] == numbers.max()
 
 
 class Counted(DQN):
@@ -340,7 +343,27 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert [*map(module.exploration, (0, 25, 50, 75))] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert module.agent.head.exploration == pytest.approx(0.1)
     soft, _ = trained("SAC")
-    assert [*map(soft.exploration, (19, 20))] == [float("inf"), 1.0]
+    assert [*map(soft.exploration, (19, 20))] == [None, 1.0]
+
+
+@pytest.mark.parametrize("name", ["DQN", "DDPG", "SAC", "DiscreteSAC"])
+def test_a_loaded_agent_explores_as_the_trained_one(name, trained, tmp_path):
+    module, _ = trained(name)
+    module.trainer.save_checkpoint(tmp_path / "new.ckpt", weights_only=True)
+    observation = np.full((200, *module.observation_spec.shape), 0.1, np.float32)
+    loaded = AgentModule.load_from_checkpoint(tmp_path / "new.ckpt")
+    old = torch.load(tmp_path / "new.ckpt")
+    del old["exploration"]  # of version 0.2.0
+    torch.save(old, tmp_path / "old.ckpt")
+    older = AgentModule.load_from_checkpoint(tmp_path / "old.ckpt")
+
+    def actions(of):
+        torch.manual_seed(1)
+        return of.predict(observation, deterministic=False)
+
+    np.testing.assert_array_equal(actions(loaded), actions(module))
+    assert len(np.unique(actions(loaded))) > 1, "it explores"
+    assert actions(older).shape == actions(module).shape
 
 
 MEMORY = functools.partial(MLPAgent, memory="lstm", shared=True)

@@ -305,7 +305,7 @@ def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
     agent = build(env)
     rollout = make_collector(env, agent, 16, 1).rollout()
     observation, action = rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1)
-    _, numbers, _ = agent.explain(observation)
+    numbers, _ = agent.explain(observation)
     logits = [part.linear for part in agent.head.modules() if hasattr(part, "linear") and part.num_choices]
     outputs = []
     for linear in logits:

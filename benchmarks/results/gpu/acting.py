@@ -14,7 +14,7 @@ import lightning as L
 import torch
 
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor
 
 
 class Clock(L.Callback):
@@ -33,7 +33,7 @@ def main() -> None:
     """Train and print the environment steps per second."""
     warnings.simplefilter("ignore")
     if sys.argv[1] == "gpu":
-        MLPAgent.array_policy = ActorCritic.array_policy  # type: ignore[method-assign]
+        MLPAgent.array_policy = Actor.array_policy  # type: ignore[method-assign]
     clock = Clock()
     quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(

@@ -1,0 +1,59 @@
+"""Check and call what makes an agent."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torchrl.data import TensorSpec
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.actor import Actor
+from ppo_lightning.models.agent import ActorCritic
+
+CONTRACT = (
+    "a subclass of ppo_lightning.{} whose __init__(self, observation_spec, action_spec, ...) passes"
+    " a body to super().__init__ and calls self.save_hyperparameters(ignore=['observation_spec',"
+    " 'action_spec']), see docs/environments.md, 'Your own network' (other networks: model.actor and"
+    " model.critic, see docs/torchrl.md)"
+)
+
+
+def require_agent_maker(maker: Callable[..., Any], kind: type[Actor] = ActorCritic) -> None:
+    """Check that ``model.agent`` makes an agent of a kind, as far as a class or an object shows.
+
+    Raises:
+        ConfigError: It is a network, or a class of other networks. The message names the contract.
+    """
+    made = getattr(maker, "func", maker)  # of functools.partial
+    if isinstance(made, Actor):
+        raise ConfigError(
+            f"model.agent is an agent, and each run makes its own: give the class, {type(made).__name__}, or"
+            f" functools.partial({type(made).__name__}, ...) with arguments."
+        )
+    if isinstance(made, nn.Module) or (isinstance(made, type) and not issubclass(made, kind)):
+        name = made.__name__ if isinstance(made, type) else f"an object of {type(made).__name__}"
+        raise ConfigError(f"model.agent is {name}: it must be {CONTRACT.format(kind.__name__)}.")
+
+
+def make_agent(
+    maker: Callable[..., Any],
+    observation_spec: TensorSpec,
+    action_spec: TensorSpec,
+    kind: type[Actor] = ActorCritic,
+) -> Any:
+    """Make an agent of a kind for the specs of one environment.
+
+    Raises:
+        ConfigError: The maker does not take the specs, or makes something else.
+    """
+    contract = CONTRACT.format(kind.__name__)
+    try:
+        agent = maker(observation_spec, action_spec)
+    except TypeError as error:
+        assert error.__traceback__ is not None
+        if error.__traceback__.tb_next is not None:  # raised inside the maker
+            raise
+        raise ConfigError(f"model.agent cannot be called ({error}): it must be {contract}.") from error
+    if not isinstance(agent, kind):
+        raise ConfigError(f"model.agent makes a {type(agent).__name__}: it must be or make {contract}.")
+    return agent
