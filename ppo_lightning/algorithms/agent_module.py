@@ -37,7 +37,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, run_folder
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
+from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
@@ -262,7 +262,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             ConfigError: The checkpoint does not fit: its spaces, its agent, its settings or, to resume a run,
                 its environment or its size of rollouts. Or it holds weights only.
         """
-        require_known_settings(checkpoint, self)
         if self.agent is None:
             self._rebuild(checkpoint)
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)

@@ -87,8 +87,7 @@ def agent_from_plain(
     path = plain["class_path"]
     agent_class: Any = known_class(path, base)
     if agent_class is None or (is_ours(path) and base is nn.Module):  # whose sizes nothing has checked
-        remedy = ": import that class before loading the checkpoint, or, on the command line, pass"
-        remedy += " --trust_checkpoint if you trust the file"
+        remedy = ": import that class before loading the checkpoint"
         if LOCAL in path:
             remedy = ", a class inside a function, which cannot be imported: define it at the top level of a"
             remedy += " module, and train again"

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
-from ppo_lightning.checkpoints.settings import require_known_classes
+from ppo_lightning.checkpoints.moved import use_present_names
+from ppo_lightning.checkpoints.settings import require_known
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.finite import first_nonfinite
 
@@ -111,7 +112,8 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         raise ConfigError(f"{subject}: ppo_lightning did not write it (no {', '.join(missing)}).")
     if name := first_nonfinite(checkpoint):
         raise ConfigError(f"{subject}: {name} is NaN or infinite.")
-    require_known_classes(checkpoint)
+    use_present_names(checkpoint)
+    require_known(checkpoint)
     return checkpoint
 
 

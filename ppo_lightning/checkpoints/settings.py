@@ -1,8 +1,10 @@
-"""Settings in a checkpoint: what this version does not have, and what would import or call code."""
+"""Settings in a checkpoint: what this version does not have, and what names code of others."""
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from torch import nn
 
 from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import is_ours, known_class, naming_writer, writer_of
@@ -13,7 +15,7 @@ from ppo_lightning.utils.arguments import arguments_of
 MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its agent
 
 
-def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def module_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters of a checkpoint's module, without entries of Lightning.
 
     A module may have saved ``MAKERS`` in any form, which is not read: ``checkpoint["agent"]`` describes the
@@ -23,11 +25,18 @@ def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved if key not in MAKERS and key[0] != "_"}
 
 
-def data_settings(checkpoint: dict[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the data module's settings of a checkpoint, without those that the user gives."""
+def data_settings(checkpoint: Mapping[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the data module's settings of a checkpoint, without those that the user gives.
+
+    Raises:
+        ConfigError: A setting does not exist in this version, or names code of others.
+    """
+    require_known(checkpoint, owner)
     saved = checkpoint["datamodule_hyper_parameters"].items()
     data = {key: value for key, value in saved if key[0] != "_" and key not in given}
-    require_known(checkpoint, "data", data, arguments_of(owner))
+    names = {f"data.{key}" for key in data}
+    if code := {key: value for key, value in foreign_code(checkpoint).items() if key in names}:
+        raise ConfigError(f"The checkpoint names code, {list_code(code)}: give these settings yourself.")
     return data
 
 
@@ -41,9 +50,9 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
     """
     saved = module_settings(checkpoint)
     module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
-    parameters = inspect.signature(module_class).parameters
-    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        saved = {key: value for key, value in saved.items() if key in parameters}  # a base may save more
+    if not _has_keywords(module_class):  # a base may save more
+        parameters = inspect.signature(module_class).parameters
+        saved = {key: value for key, value in saved.items() if key in parameters}
     replaced = {key: value for key, value in given.items() if key != "weights_only"}
     with naming_writer(checkpoint):
         try:
@@ -54,83 +63,87 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
             ) from error
 
 
-# Settings and classes that this version does not have
+def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> None:
+    """Check that this version has the classes that a checkpoint names, and their settings.
 
+    No setting of a run is dropped silently. Not checked are classes that nothing has imported.
 
-def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a class of this package, or a setting of it, does not exist any more."""
-    model = checkpoint.get("hyper_parameters", {})
-    agent = checkpoint["agent"]
-    # Until residual bodies left, MLPAgent had this argument, whose name its base class still has.
-    is_mlp = agent["class_path"] == "ppo_lightning.models.mlp.MLPAgent"
-    if is_mlp and agent["init_args"].pop("body", "mlp") != "mlp":
-        raise _unknown(checkpoint, "model.agent.body")
-    for group, class_path, base, settings in (
-        ("model", model.get("_class_path"), object, model.keys() - MAKERS),
-        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
-    ):
-        if not is_ours(str(class_path)):
-            continue
-        if (cls := known_class(class_path, object)) is None:
-            raise _unknown(checkpoint, class_path)
-        if issubclass(cls, base):  # otherwise the builder says which class it needs
-            require_known(checkpoint, group, settings, arguments_of(cls))
+    Args:
+        checkpoint: A checkpoint.
+        data: Class of the data module. None: an agent acts without the settings of rollouts.
 
-
-def require_known_settings(checkpoint: dict[str, Any], module: Any) -> None:
-    """Raise a ConfigError if the user's class of a module does not have a hyperparameter any more.
-
-    A checkpoint of another class is not checked: the weights decide whether they fit.
+    Raises:
+        ConfigError: A class of this package, or a setting, does not exist.
     """
-    class_path = checkpoint["hyper_parameters"].get("_class_path")
-    # Only classes of the main program and those inside a function are saved without a path.
-    same_class = known_class(class_path, object) is type(module) or class_path is None
-    if same_class and not is_ours(type(module).__module__):  # `read_checkpoint` has checked those
-        require_known(checkpoint, "model", module_settings(checkpoint), module.hparams)
+    module, agent = checkpoint["hyper_parameters"], checkpoint["agent"]
+    named = module.get("_class_path"), agent["class_path"]
+    gone = [path for path in named if is_ours(str(path)) and known_class(path, object) is None]
+    for group, owner, settings in (
+        ("model", known_class(named[0], object), module_settings(checkpoint)),
+        ("model.agent", known_class(named[1], ActorCritic), agent["init_args"]),
+        ("data", data, checkpoint["datamodule_hyper_parameters"]),
+    ):
+        if owner is None or _takes_any(owner):
+            continue
+        known = arguments_of(owner)
+        if group == "model.agent" and not _has_keywords(owner):  # it does not save arguments of its bases
+            known &= inspect.signature(owner).parameters.keys()
+        gone += [f"{group}.{key}" for key in settings if key not in known and key[0] != "_"]
+    if gone:
+        raise ConfigError(
+            f"The checkpoint names {', '.join(gone):.300}, which ppo_lightning {__version__} does not have:"
+            f" {writer_of(checkpoint)} wrote it and can read it."
+        )
 
 
-def require_known(
-    checkpoint: Mapping[str, Any], group: str, names: Iterable[str], known: Collection[str]
-) -> None:
-    """Raise a ConfigError if settings do not exist: no setting of a run is dropped silently."""
-    unknown = [f"{group}.{name}" for name in names if name not in known and not name.startswith("_")]
-    if unknown:
-        raise _unknown(checkpoint, ", ".join(sorted(unknown)))
+def _takes_any(owner: type) -> bool:
+    """Return whether a class of a user may read any keyword. Ours pass keywords on to their base."""
+    return not is_ours(owner.__module__) and _has_keywords(owner)
 
 
-def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:
-    return ConfigError(
-        f"The checkpoint names {names:.300}, which ppo_lightning {__version__} does not have:"
-        f" {writer_of(checkpoint)} wrote it and can read it."
-    )
+def _has_keywords(owner: type) -> bool:
+    """Return whether a class takes ``**keywords``."""
+    parameters = inspect.signature(owner).parameters.values()
+    return any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
 
 
-# Settings that would import or call code
+def foreign_code(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that name code of others, by key, for example ``data.env_id``.
 
-
-def code_in_data(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data module's settings that would import or call code, by key."""
-    code = code_in_id(data["env_id"]) if "env_id" in data else {}
+    A checkpoint imports and calls nothing: these settings are the user's to give.
+    """
+    module, agent = checkpoint["hyper_parameters"], checkpoint["agent"]
+    data = checkpoint["datamodule_hyper_parameters"]
+    paths = {"model": module.get("_class_path", "ppo_lightning.PPO"), "model.agent": agent["class_path"]}
+    code = {key: path for key, path in paths.items() if known_class(path, nn.Module) is None}
+    for group, settings in (("model", module_settings(checkpoint)), ("model.agent", agent["init_args"])):
+        code |= {f"{group}.{key}": value for key, value in settings.items() if _may_import(value)}
+    if "env_id" in data and not _is_id(data["env_id"]):
+        code["data.env_id"] = data["env_id"]
     if data.get("transforms"):
         code["data.transforms"] = data["transforms"]
-    if may_be_code(data.get("env_kwargs"), strings=False):
+    if "class_path" in str(data.get("env_kwargs")):
         code["data.env_kwargs"] = data["env_kwargs"]
     return code
 
 
-def code_in_id(env_id: Any) -> dict[str, Any]:
-    """Return ``data.env_id`` by key if it is an import path, a class, or in a module of another package."""
-    if isinstance(env_id, str):
-        module, _, name = env_id.rpartition(":")
-        if "." not in name and (not module or is_ours(module)):
-            return {}
-    return {"data.env_id": env_id}
+def list_code(code: Mapping[str, Any]) -> str:
+    """Return settings that name code, as a sentence lists them."""
+    return f"{', '.join(f'{key} {value!r}' for key, value in code.items()):.300}"
 
 
-def may_be_code(value: Any, strings: bool = True) -> bool:
-    """Return whether jsonargparse may import something for a value, also for a string with a dot."""
+def _may_import(value: Any) -> bool:
+    """Return whether a command line could import what a setting says."""
     if isinstance(value, dict):
-        return "class_path" in value or any(may_be_code(entry, strings) for entry in value.values())
+        return "class_path" in value or any(map(_may_import, value.values()))
     if isinstance(value, list | tuple):
-        return any(may_be_code(entry, strings) for entry in value)
-    return strings and isinstance(value, str) and "." in value
+        return any(map(_may_import, value))
+    return isinstance(value, str) and "." in value
+
+
+def _is_id(env_id: Any) -> bool:
+    """Return whether the name of an environment is an id, registered by no module of others."""
+    if not isinstance(env_id, str):
+        return False
+    module, _, name = env_id.rpartition(":")
+    return "." not in name and (not module or is_ours(module))

@@ -1,24 +1,20 @@
-"""Settings of a checkpoint for the command line. Those that import or call code need the user's consent."""
+"""Settings of a checkpoint for the command line, which the user gives where they name code."""
 
 import argparse
 import contextlib
-import importlib
 import json
-from collections.abc import Sequence
+import pkgutil
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ppo_lightning.algorithms.agent_module import AgentModule
+from torch import nn
+
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
-from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import (
-    code_in_data,
-    code_in_id,
-    data_settings,
-    may_be_code,
-    module_settings,
-)
-from ppo_lightning.commands.options import TRUST
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
+from ppo_lightning.checkpoints.settings import data_settings, foreign_code, list_code, module_settings
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
@@ -29,8 +25,8 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     A checkpoint holds the settings of algorithm, data and seed. With ``--config``, nothing is inserted.
 
     Raises:
-        ConfigError: The checkpoint cannot be read, or has settings that do not exist or would import or call
-            code.
+        ConfigError: The checkpoint cannot be read, has settings that do not exist, or names code that no flag
+            names.
     """
     command = args[0]
     path = option(args, "--ckpt_path")
@@ -39,20 +35,16 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):
         return args
-    overridden = [name for name in ("env_id", "transforms") if option(args, f"--data.{name}")]
-    data = data_settings(checkpoint, RolloutDataModule, given=overridden)
-    model = module_settings(checkpoint)
+    code = foreign_code(checkpoint)
+    given = {key: value for key in code if (value := option(args, f"--{key}")) is not None}
+    if foreign := {key: value for key, value in code.items() if key not in given}:
+        raise _refusal(foreign, args, run_folder(path) / "cli_config.yaml")
+    for key in given.keys() & {"model", "model.agent"}:
+        _import(given[key])
+    data = data_settings(checkpoint, RolloutDataModule, [key.removeprefix("data.") for key in given])
+    model = {key: value for key, value in module_settings(checkpoint).items() if f"model.{key}" not in given}
     agent = checkpoint["agent"]
-    class_path = checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO")
-    code = code_in_data(data)
-    for key, name, base, settings in (
-        ("model", class_path, AgentModule, model),
-        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
-    ):
-        if known_class(name, base) is None:
-            code[key] = name
-        code |= {f"{key}.{setting}": value for setting, value in settings.items() if may_be_code(value)}
-    _require_trust(code, args, ", or give the run's recipe by --config")
+    arguments = {key: x for key, x in agent["init_args"].items() if f"model.agent.{key}" not in given}
     trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
         print(
@@ -62,63 +54,64 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     recipe: dict[str, Any] = {
         "seed_everything": checkpoint["seed"],
         "model": {
-            "class_path": class_path,
-            "init_args": model | {"agent": {key: agent[key] for key in ("class_path", "init_args")}},
+            "class_path": checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO"),
+            "init_args": model | {"agent": {"class_path": agent["class_path"], "init_args": arguments}},
         },
         "data": data,
     }
     if command != "fit":
         recipe["trainer"] = {"logger": False}
-    try:
-        return [command, "--config", json.dumps(recipe), *args[1:]]
-    except TypeError as error:
-        raise ConfigError(
-            f"The checkpoint's settings are not plain types ({error}): give the run's recipe by --config."
-        ) from error
+    return [command, "--config", json.dumps(recipe, default=str), *args[1:]]
 
 
-def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: str | None = None) -> str:
-    """Return the id or import path that the user chose, or that of a checkpoint after checking for trust."""
-    data = checkpoint["datamodule_hyper_parameters"]
-    env_id = data["env_id"]
-    _require_trust({} if chosen_id else code_in_id(env_id), args)
-    if chosen_id is None and not isinstance(env_id, str):
-        raise ConfigError(
-            f"The checkpoint's data.env_id {env_id!r} is neither an id nor an import path, which play needs."
-        )
-    return chosen_id or env_id
+def environment_of(checkpoint: dict[str, Any], command: Sequence[str], chosen_id: str | None) -> str:
+    """Return the id or import path that the user chose with ``--env_id``, otherwise that of a checkpoint."""
+    code = foreign_code(checkpoint)
+    if chosen_id is None and "data.env_id" in code:
+        raise _refusal({"env_id": code["data.env_id"]}, command)
+    return chosen_id or checkpoint["datamodule_hyper_parameters"]["env_id"]
 
 
-def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
-    """Return the agent of a checkpoint, after checking for trust in its class."""
-    agent = checkpoint["agent"]
-    code = {f"model.agent.{name}": part for name, part in agent["init_args"].items() if _is_class(part)}
-    if known_class(agent["class_path"], ActorCritic) is None:
-        code["model.agent"] = agent["class_path"]
-    _require_trust(code, args)
+def agent_of(checkpoint: dict[str, Any], command: Sequence[str], options: argparse.Namespace) -> ActorCritic:
+    """Return the agent of a checkpoint, after importing the classes that the user names."""
+    plain = checkpoint["agent"]
+    paths = {"model.agent": plain["class_path"]} | {
+        f"model.{part}": plain["init_args"][part]["class_path"]
+        for part in ("actor", "critic")
+        if isinstance(plain["init_args"].get(part), dict)
+    }
+    for key in paths:
+        if (path := vars(options)[key]) is not None:
+            _import(path)
+    if code := {key: path for key, path in paths.items() if known_class(path, nn.Module) is None}:
+        raise _refusal(code, command)
     return trained_agent(checkpoint)
 
 
-def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
-    """Refuse settings that name code; with ``--trust_checkpoint``, import the classes instead."""
-    if code and TRUST not in args:
-        listed = ", ".join(f"{key} {value!r}" for key, value in code.items())
-        raise ConfigError(
-            f"The checkpoint's settings import or call code ({listed:.300}):"
-            f" pass {TRUST} if you trust the file{remedy}."
-        )
-    for key, value in code.items():
-        if key not in ("model", "model.agent") and not _is_class(value):
-            continue
-        path = value["class_path"] if _is_class(value) else value
-        try:
-            importlib.import_module(str(path).rpartition(".")[0])
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"The checkpoint's {key} {path!r} cannot be imported: {error}.") from error
+def _import(path: str) -> None:
+    """Import a class that the user names."""
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"The class {path!r} cannot be imported: {first_line(error)}.") from error
 
 
-def _is_class(value: Any) -> bool:
-    return isinstance(value, dict) and "class_path" in value
+def _refusal(code: Mapping[str, Any], command: Sequence[str], config: Path | None = None) -> ConfigError:
+    """Return an error that shows the whole command, in which the user names code that a checkpoint names.
+
+    Args:
+        code: Settings that name code, by option.
+        command: The command without these options.
+        config: File with the settings of the run, for code that no option can name.
+    """
+    flags = [part for key, value in code.items() for part in (f"--{key}", value)]
+    if not all(isinstance(flag, str) and "<" not in flag for flag in flags):
+        values = [part for key in code for part in (f"--{key}", "VALUE")]
+        flags = values if config is None else ["--config", str(config)]
+    return ConfigError(
+        f"The checkpoint names code, {list_code(code)}, and a checkpoint imports nothing. If you know this"
+        f" code, name it yourself: {shlex.join(['ppo-lightning', *command, *flags]):.600}"
+    )
 
 
 def option(args: Sequence[str], *names: str) -> str | None:

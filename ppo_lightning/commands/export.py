@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.commands.checkpoint_settings import agent_of
-from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
+from ppo_lightning.commands.options import add_agent_arguments, parser_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import write_folder
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
@@ -19,12 +19,12 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument("--onnx", type=Path, help="file to write: observations in, actions and values out")
     parser.add_argument("--hub", type=Path, help="folder to write: checkpoint and model card")
-    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
+    add_agent_arguments(parser)
     options = parser.parse_args(args)
     if options.onnx is None and options.hub is None:
         raise ConfigError("export needs something to write: give --onnx FILE or --hub FOLDER.")
     checkpoint = read_checkpoint(options.ckpt_path)
-    agent = agent_of(checkpoint, args)
+    agent = agent_of(checkpoint, ["export", *args], options)
     if options.onnx is not None:
         spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
         path = to_onnx(agent, spec, options.onnx)

@@ -34,10 +34,8 @@ MODULES = {  # of the commands that are not Lightning's
     for room, commands in (("commands", OTHER_COMMANDS), ("experiments", EXPERIMENTS))
     for command in commands
 }
-TRUST = "--trust_checkpoint"
 FLAGS = {  # flags beside those of Lightning
     "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
-    TRUST: "import and call code that the settings of a checkpoint name: only for files that you trust",
 }
 NAME, NUM_THREADS = "--name", "--num_threads"
 SETTINGS = {  # of the command line beside Lightning's own
@@ -72,6 +70,13 @@ def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:
     text = DESCRIPTIONS[command]
     name, description = f"ppo-lightning {command}", f"{text[0].upper()}{text[1:]}."
     return argparse.ArgumentParser(name, description=description, epilog=epilog, allow_abbrev=False)
+
+
+def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the classes of a checkpoint's agent that are the user's, which a checkpoint does not import."""
+    for part in ("agent", "actor", "critic"):
+        name = f"--model.{part}"
+        parser.add_argument(name, metavar="CLASS", help=f"import path of a class of yours, as {name} of fit")
 
 
 def answer(args: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
+from ppo_lightning.commands.options import add_agent_arguments, parser_of
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
@@ -45,24 +45,25 @@ def main(args: Sequence[str]) -> None:
         "--opponent", help="second player of a game of two: a checkpoint, random or minimax:2"
     )
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
-    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
+    add_agent_arguments(parser)
     options = parser.parse_args(args)
     if options.agent is not None:
         options.ckpt_path = str(find_model(options.agent))
     of_agent = ("episodes", "max_frames", "overlay", "env_id")
     if options.opponent and (given := [x for x in of_agent if getattr(options, x) != parser.get_default(x)]):
         raise ConfigError(f"--opponent records one whole game of the agent's environment: omit --{given[0]}.")
+    command = ["play", *args]
     if options.opponent is None:
-        _record_agent(options, args)
+        _record_agent(options, command)
     else:
-        _record_match(options, args)
+        _record_match(options, command)
     print(f"video: {Path(options.output).resolve()}")
 
 
-def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
+def _record_agent(options: argparse.Namespace, command: Sequence[str]) -> None:
     checkpoint = read_checkpoint(options.ckpt_path)
-    env_id = environment_of(checkpoint, args, options.env_id)
-    agent = agent_of(checkpoint, args)
+    env_id = environment_of(checkpoint, command, options.env_id)
+    agent = agent_of(checkpoint, command, options)
     data = checkpoint["datamodule_hyper_parameters"]
     render = RENDERED_BY.get(data["backend"], data["backend"])
     backend: Backend = data["backend"] if options.env_id is None else render
@@ -83,9 +84,9 @@ def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
 
 
-def _record_match(options: argparse.Namespace, args: Sequence[str]) -> None:
+def _record_match(options: argparse.Namespace, command: Sequence[str]) -> None:
     """Record one game between two players, and print who won."""
-    factory, players = make_players([options.ckpt_path, options.opponent], args)
+    factory, players = make_players([options.ckpt_path, options.opponent], command, options)
     pair = players[options.ckpt_path], players[options.opponent]
     with open_video(options.output, probe_game(factory).render_fps) as video:
         result = play_games(

@@ -1,12 +1,13 @@
 """``ppo-lightning tournament``: a round robin of checkpoints and scripted players."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
+from ppo_lightning.commands.options import add_agent_arguments, parser_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player, agent_player, make_player
@@ -23,7 +24,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--deterministic", action="store_true", help="checkpoints choose their most probable actions"
     )
-    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
+    parser.add_argument("--env_id", help="the game (default: the checkpoints')")
+    add_agent_arguments(parser)
     options = parser.parse_args(args)
     if len(set(options.players)) < 2:
         raise ConfigError("tournament needs two different players at least: name checkpoints or random.")
@@ -31,27 +33,28 @@ def main(args: Sequence[str]) -> None:
         raise ConfigError(f"--games is {options.games}: it must be at least 1.")
     if options.seed < 0:
         raise ConfigError(f"--seed is {options.seed}: it must be at least 0.")
-    factory, players = make_players(options.players, args, options.deterministic)
+    factory, players = make_players(options.players, ["tournament", *args], options, options.deterministic)
     outcomes = round_robin(factory, players, options.games, options.seed)
     anchor = "random" if "random" in players else next(iter(players))
     print(result_table(outcomes, rate(outcomes, anchor, options.seed), anchor))
 
 
 def make_players(
-    names: Sequence[str], args: Sequence[str], deterministic: bool = False
+    names: Sequence[str], command: Sequence[str], options: argparse.Namespace, deterministic: bool = False
 ) -> tuple[EnvFactory, dict[str, Player]]:
     """Return the game of some checkpoints, and all players by name.
 
     Args:
         names: Paths of checkpoints, and names of scripted players.
-        args: Arguments of the command, which may trust the checkpoints.
+        command: The command, for an error's message.
+        options: Its options, which may name the game and classes of agents.
         deterministic: Whether agents choose their most probable actions.
 
     Raises:
         ConfigError: No name is a checkpoint, or the checkpoints are of different games.
     """
     checkpoints = {name: read_checkpoint(name) for name in names if name.endswith(".ckpt")}
-    games = {name: _game(checkpoint, args) for name, checkpoint in checkpoints.items()}
+    games = {name: _game(checkpoint, command, options.env_id) for name, checkpoint in checkpoints.items()}
     if len(set(map(str, games.values()))) != 1:
         listed = ", ".join(f"{name} is of {game}" for name, game in games.items())
         raise ConfigError(
@@ -64,7 +67,7 @@ def make_players(
     players: dict[str, Player] = {}
     for name in names:
         if name in checkpoints:
-            agent = agent_of(checkpoints[name], args)
+            agent = agent_of(checkpoints[name], command, options)
             check_same_spaces(agent, env)
             players[name] = agent_player(agent, deterministic)
         else:
@@ -72,10 +75,10 @@ def make_players(
     return factory, players
 
 
-def _game(checkpoint: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
+def _game(checkpoint: dict[str, Any], command: Sequence[str], chosen_id: str | None) -> dict[str, Any]:
     data = checkpoint["datamodule_hyper_parameters"]
     env_kwargs = {key: value for key, value in (data["env_kwargs"] or {}).items() if key != "opening_moves"}
-    env_id = environment_of(checkpoint, args)
+    env_id = environment_of(checkpoint, command, chosen_id)
     return {"env_id": env_id, "backend": data["backend"], "env_kwargs": env_kwargs}
 
 

@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
+from ppo_lightning.checkpoints.settings import data_settings, require_known
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
@@ -196,10 +196,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
         data = data_settings(read_checkpoint(checkpoint_path), cls, given=kwargs)
-        if code := code_in_data(data):
-            raise ConfigError(
-                f"The checkpoint's settings import or call code ({code}): give these settings yourself."
-            )
         return cls(**data | kwargs)
 
     @property
@@ -394,7 +390,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 a setting of that run does not exist.
         """
         source = checkpoint["datamodule_hyper_parameters"]
-        require_known(checkpoint, "data", source, self.hparams)
+        require_known(checkpoint, type(self))
         if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"

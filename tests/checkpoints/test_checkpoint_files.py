@@ -1,10 +1,12 @@
 """Damaged, edited or malicious checkpoints: one sentence, no import, no memory use."""
 
 import contextlib
+import importlib
 import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppo_lightning import PPO, ConfigError, RolloutDataModule, last_checkpoint
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, last_checkpoint
 from ppo_lightning.checkpoints.file import CHECKPOINT, read_checkpoint, write_atomically
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from tests.checkpoints.conftest import DATA, MISSING, SMALL
@@ -150,7 +152,8 @@ def test_a_checkpoint_imports_and_calls_nothing(name, edited, refusal_of, run_cl
     path = edited(*CODE[name])
     for command, flags in COMMANDS.items():
         if command not in ("play", "export") and name not in UNREAD:
-            assert "pass --trust_checkpoint" in refusal_of(command, "--ckpt_path", path, *flags)
+            error = refusal_of(command, "--ckpt_path", path, *flags)
+            assert f"name it yourself: ppo-lightning {command} --ckpt_path {path} " in error
         else:
             quiet = ["--trainer.logger", "false"] * (command == "fit")
             assert run_cli(command, "--ckpt_path", path, *flags, *quiet)[0] in (0, 2)
@@ -175,31 +178,69 @@ def test_a_function_without_arguments_is_not_called(edited, refusal_of, output_o
     """``os.abort`` would end this process."""
     path = edited(DATA, "env_id", "os.abort")
     for command in ("fit", "validate", "play"):
-        assert "data.env_id 'os.abort'" in refusal_of(command, "--ckpt_path", path)
-    for written in (["--onnx", "a.onnx"], ["--hub", "hub", "--trust_checkpoint"]):
+        assert "env_id 'os.abort'" in refusal_of(command, "--ckpt_path", path)
+    for written in (["--onnx", "a.onnx"], ["--hub", "hub"]):
         out = output_of("export", "--ckpt_path", path, *written)
         assert f"{written[0][2:]}: " in out, "an export does not need the environment"
 
 
-@pytest.mark.parametrize("command", ["validate", "play"])
-def test_trust_lets_a_checkpoint_import(command, edited, attacker, output_of):
-    path = edited(DATA, "env_id", f"{MALICIOUS}:CartPole-v1")
-    output_of(command, "--ckpt_path", path, "--trust_checkpoint", *COMMANDS[command])
+NAMED = {  # what a checkpoint names, and the command that the sentence shows
+    "validate": ("--data.env_id", (DATA, "env_id", f"{MALICIOUS}:CartPole-v1")),
+    "play": ("--env_id", (DATA, "env_id", f"{MALICIOUS}:CartPole-v1")),
+    "test": ("--model.agent", ("agent", "class_path", f"{MALICIOUS}.Mine")),
+    "export": ("--model.agent", ("agent", "class_path", f"{MALICIOUS}.Mine")),
+}
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_the_shown_command_names_the_code_and_works(
+    command, edited, attacker, refusal_of, output_of, tmp_path
+):
+    with (tmp_path / f"{MALICIOUS}.py").open("a") as file:
+        file.write("from ppo_lightning import MLPAgent\nclass Mine(MLPAgent):\n    pass\n")
+    flag, entry = NAMED[command]
+    path = edited(*entry)
+    error = refusal_of(command, "--ckpt_path", path, *COMMANDS[command])
+    shown = shlex.split(error.partition("name it yourself: ppo-lightning ")[2])
+    assert shown == [command, "--ckpt_path", path, *COMMANDS[command], flag, entry[-1]]
+    assert not attacker()
+    output_of(*shown)
     assert attacker()
 
 
-def test_a_users_own_agent_needs_trust_or_the_users_import(edited, refusal_of, output_of, attacker, tmp_path):
+def test_an_agent_of_the_user_is_found_once_its_module_is_imported(edited, tmp_path, monkeypatch):
     text = "from ppo_lightning import MLPAgent\nclass Mine(MLPAgent):\n    pass\n"
     (tmp_path / f"{MALICIOUS}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     path = edited("agent", "class_path", f"{MALICIOUS}.Mine")
     with pytest.raises(ConfigError, match="import that class before loading the checkpoint"):
         PPO.load_from_checkpoint(path)
-    assert f"model.agent '{MALICIOUS}.Mine'" in refusal_of("play", "--ckpt_path", path)
-    output_of("validate", "--ckpt_path", path, "--trust_checkpoint")
-    assert type(PPO.load_from_checkpoint(path).agent).__name__ == "Mine", "imported now"
+    importlib.import_module(MALICIOUS)
+    try:
+        assert type(PPO.load_from_checkpoint(path).agent).__name__ == "Mine"
+    finally:
+        sys.modules.pop(MALICIOUS)
 
 
-def test_a_recipes_environment_of_ours_needs_no_trust(edited, output_of):
+def test_code_that_no_flag_names_is_named_by_the_settings_of_the_run(run, edited, refusal_of):
+    edited(DATA, "transforms", [CLASS], name=run.with_name("edited.ckpt"))
+    error = refusal_of("validate", "--ckpt_path", run.with_name("edited.ckpt"))
+    assert error.strip().endswith(f"--config {run.parents[1]}/cli_config.yaml")
+
+
+def test_classes_and_environments_that_moved_are_found(edited, output_of, monkeypatch):
+    rows = {
+        "ppo_lightning.former": "ppo_lightning.models.mlp",
+        "ppo_lightning.toys": "ppo_lightning.envs.tasks",
+    }
+    monkeypatch.setattr("ppo_lightning.checkpoints.moved.MOVED", rows)
+    path = edited("agent", "class_path", "ppo_lightning.former.MLPAgent")
+    path = edited(DATA, "env_id", "ppo_lightning.toys:CartPole-v1", source=path)
+    assert "eval/episodic_return" in output_of("validate", "--ckpt_path", path)
+    assert type(PPO.load_from_checkpoint(path).agent) is MLPAgent
+
+
+def test_a_recipes_environment_of_ours_is_not_foreign(edited, output_of):
     path = edited(DATA, "env_id", "ppo_lightning.envs.tasks:CartPole-v1")
     assert "eval/episodic_return" in output_of("validate", "--ckpt_path", path)
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import shlex
 import sys
 
 import pytest
@@ -64,9 +65,10 @@ def test_every_door_reads_every_form(form, forget, fit, output_of, refusal_of, t
     for command, flags in COMMANDS.items():
         forget()
         error = refusal_of(command, "--ckpt_path", path, *flags)
-        assert "pass --trust_checkpoint" in error and "model.agent 'users.MyAgent'" in error, command
-        remedies = [["--trust_checkpoint"]]
-        if "or give the run's recipe by --config" in error and by_command:
+        assert "model.agent 'users.MyAgent'" in error, command
+        shown = shlex.split(error.partition(f"ppo-lightning {command} ")[2])
+        remedies = [shown[2 + len(flags) :]]
+        if command == "validate" and by_command:
             remedies.append(["--config", path.parents[1] / "cli_config.yaml"])
         for remedy in remedies:
             forget()

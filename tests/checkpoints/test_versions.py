@@ -92,7 +92,8 @@ def test_settings_of_a_class_of_the_user_are_known(user_class, fit, edited, tmp_
     path = edited("ppo_lightning", "0.1.0", source=edited(MODEL, "gone", 1, source=path))
     with pytest.raises(ConfigError, match=r"gone.*0\.1\.0 wrote"):
         PPO.load_from_checkpoint(path)
-    with pytest.raises(ConfigError, match=r"names model\.gone"):
+    refusal = pytest.raises(ConfigError, match=r"names model\.gone")
+    with contextlib.nullcontext() if user_class is Popping else refusal:  # which takes any keyword
         fit(SMALL | {"total_timesteps": 128}, {"bonus": 2.0}, ppo=user_class, ckpt_path=path)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import math
+import shlex
 
 import pytest
 import torch
@@ -228,7 +229,7 @@ def test_a_file_names_no_function_and_no_network_of_others(fit, tmp_path):
 
 @pytest.mark.integration
 def test_a_recipe_names_classes(tmp_path, monkeypatch, capsys):
-    """A checkpoint of the command line needs no modules, only trust."""
+    """They are named again for a checkpoint: by the settings of the run, or as classes to import."""
     monkeypatch.chdir(tmp_path)
     path = f"{Transformer.__module__}.{Transformer.__qualname__}"
     flags = ["--model.actor", path, "--model.critic", path, "--model.critic.outputs", "1"]
@@ -236,11 +237,12 @@ def test_a_recipe_names_classes(tmp_path, monkeypatch, capsys):
         ["fit", *flags, "--data.num_envs", "2", "--data.total_timesteps", "512", "--data.eval_episodes", "1"]
     )
     checkpoint = capsys.readouterr().out.split("checkpoint: ")[1].splitlines()[0]
-    for command in (["validate"], ["export", "--onnx", "agent.onnx"]):
-        with pytest.raises(SystemExit):
-            main([*command, "--ckpt_path", checkpoint])
-        assert "model.agent.critic" in capsys.readouterr().err
-        main([*command, "--ckpt_path", checkpoint, "--trust_checkpoint"])
+    with pytest.raises(SystemExit):
+        main(["validate", "--ckpt_path", checkpoint])
+    shown = capsys.readouterr().err.partition("ppo-lightning ")[2]
+    assert "cli_config.yaml" in shown
+    main(shlex.split(shown))
+    main(["export", "--onnx", "agent.onnx", "--ckpt_path", checkpoint, *flags[:4]])
 
 
 @pytest.mark.parametrize(
