@@ -17,6 +17,7 @@ import numpy as np
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.commands import cli
+from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.details import format_value
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.errors import ConfigError, import_extra
@@ -66,7 +67,7 @@ def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
     """Return the details of a run with these arguments of ``fit``, without training it."""
     reader = ManifestReader()
     with contextlib.suppress(SystemExit):
-        cli.run([reader], ["fit", *args, *QUIET], save_config=False)
+        cli.run([reader], Arguments(["fit", *args, *QUIET]), save_config=False)
     return reader.values
 
 

@@ -76,6 +76,7 @@ def fit(path: str, seed: int, target: float) -> None:
     import lightning as L
 
     from ppo_lightning.commands import cli
+    from ppo_lightning.commands.arguments import Arguments
 
     class Curve(L.Callback):
         def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -99,7 +100,7 @@ def fit(path: str, seed: int, target: float) -> None:
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     flags = [part for name in quiet for part in (f"--trainer.{name}", "false")]
     flags += ["--seed_everything", str(seed), "--num_threads", "1", "--trainer.limit_val_batches", "0"]
-    cli.run([curve], ["fit", "--config", path, *flags], save_config=False)
+    cli.run([curve], Arguments(["fit", "--config", path, *flags]), save_config=False)
     print(json.dumps({"rows": curve.rows, "reached": curve.reached}))
 
 

@@ -87,6 +87,7 @@ def ours(workload: Workload, program: str, seed: int, steps: int) -> int:
     import lightning as L
 
     from ppo_lightning.commands import cli
+    from ppo_lightning.commands.arguments import Arguments
 
     class Goal(L.Callback):
         steps = 0
@@ -102,7 +103,7 @@ def ours(workload: Workload, program: str, seed: int, steps: int) -> int:
     flags = [*workload.flags.split(), *PROGRAMS[program].split(), "--seed_everything", str(seed)]
     flags += [part for name in quiet for part in (f"--trainer.{name}", "false")]
     flags += ["--trainer.limit_val_batches", "0", "--data.total_timesteps", str(steps)]
-    cli.run([goal], ["fit", *flags], save_config=False)
+    cli.run([goal], Arguments(["fit", *flags]), save_config=False)
     return goal.steps
 
 

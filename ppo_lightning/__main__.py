@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from ppo_lightning.commands.options import answer
+from ppo_lightning.commands.options import run_without_imports
 from ppo_lightning.utils.watch import end_with_the_launcher
 
 
@@ -15,7 +15,7 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # modules of the user, as with `python -m`
-    if answer(sys.argv[1:]):
+    if run_without_imports(sys.argv[1:]):
         return
     end_with_the_launcher()
     gc.disable()  # imports make no garbage: to look for some takes a fifth of their time

@@ -207,6 +207,18 @@ def keep_texts() -> None:
     _typehints.serialize_as_import_path = lambda value: value if isinstance(value, str) else as_path(value)
 
 
+def find_short_names(class_paths: Mapping[str, str]) -> None:
+    """Let jsonargparse find classes by short names before anything has imported them.
+
+    Args:
+        class_paths: Class path of each name. jsonargparse knows the names of imported classes only.
+    """
+    from jsonargparse import _typehints
+
+    resolve = _typehints.resolve_class_path_by_name
+    _typehints.resolve_class_path_by_name = lambda cls, name: resolve(cls, class_paths.get(name, name))
+
+
 def forget_writer(logger: Any) -> None:
     """Let a ``TensorBoardLogger`` open a new file."""
     logger._experiment = None

@@ -9,6 +9,7 @@ from torch import nn
 from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import is_ours, known_class, naming_writer, writer_of
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.utils.arguments import arguments_of
 
 MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its agent
@@ -49,9 +50,9 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
     """
     saved = module_settings(checkpoint)
     module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
-    parameters = inspect.signature(module_class).parameters
-    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        saved = {key: value for key, value in saved.items() if key in parameters}  # a base may save more
+    if not _has_keywords(module_class):  # a base may save more
+        parameters = inspect.signature(module_class).parameters
+        saved = {key: value for key, value in saved.items() if key in parameters}
     replaced = {key: value for key, value in given.items() if key != "weights_only"}
     with naming_writer(checkpoint):
         try:
@@ -75,18 +76,19 @@ def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> No
         ConfigError: A class of this package, or a setting, does not exist.
     """
     module, agent = checkpoint["hyper_parameters"], checkpoint["agent"]
-    paths = {"model": module.get("_class_path"), "model.agent": agent["class_path"]}
-    owners = {group: known_class(path, object) for group, path in paths.items()} | {"data": data}
-    settings = {
-        "model": module_settings(checkpoint),
-        "model.agent": agent["init_args"],
-        "data": checkpoint["datamodule_hyper_parameters"],
-    }
-    gone = [path for key, path in paths.items() if is_ours(str(path)) and owners[key] is None]
-    for group, owner in owners.items():
-        if owner is not None and not _takes_any(owner):
-            known = arguments_of(owner)
-            gone += [f"{group}.{key}" for key in settings[group] if key not in known and key[0] != "_"]
+    named = module.get("_class_path"), agent["class_path"]
+    gone = [path for path in named if is_ours(str(path)) and known_class(path, object) is None]
+    for group, owner, settings in (
+        ("model", known_class(named[0], object), module_settings(checkpoint)),
+        ("model.agent", known_class(named[1], Actor), agent["init_args"]),
+        ("data", data, checkpoint["datamodule_hyper_parameters"]),
+    ):
+        if owner is None or _takes_any(owner):
+            continue
+        known = arguments_of(owner)
+        if group == "model.agent" and not _has_keywords(owner):  # it does not save arguments of its bases
+            known &= inspect.signature(owner).parameters.keys()
+        gone += [f"{group}.{key}" for key in settings if key not in known and key[0] != "_"]
     if gone:
         raise ConfigError(
             f"The checkpoint names {', '.join(gone):.300}, which ppo_lightning {__version__} does not have:"
@@ -95,9 +97,14 @@ def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> No
 
 
 def _takes_any(owner: type) -> bool:
-    """Return whether a class may read any keyword. Those of this package pass keywords on to their base."""
+    """Return whether a class of a user may read any keyword. Ours pass keywords on to their base."""
+    return not is_ours(owner.__module__) and _has_keywords(owner)
+
+
+def _has_keywords(owner: type) -> bool:
+    """Return whether a class takes ``**keywords``."""
     parameters = inspect.signature(owner).parameters.values()
-    return not is_ours(owner.__module__) and any(each.kind == each.VAR_KEYWORD for each in parameters)
+    return any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def foreign_code(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

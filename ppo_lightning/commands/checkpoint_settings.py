@@ -1,7 +1,6 @@
 """Settings of a checkpoint for the command line, which the user gives where they name code."""
 
 import argparse
-import contextlib
 import json
 import pkgutil
 import shlex
@@ -14,37 +13,37 @@ from torch import nn
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.checkpoints.settings import data_settings, foreign_code, list_code, module_settings
+from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
-def with_checkpoint_settings(args: list[str]) -> list[str]:
-    """Insert the settings of ``--ckpt_path`` before the flags, so that every flag overrides them.
+def add_checkpoint_settings(arguments: Arguments) -> None:
+    """Add the settings of ``--ckpt_path`` as a recipe, so that every flag overrides them.
 
-    A checkpoint holds the settings of algorithm, data and seed. With ``--config``, nothing is inserted.
+    A checkpoint holds the settings of algorithm, data and seed. With ``--config``, nothing is added.
 
     Raises:
         ConfigError: The checkpoint cannot be read, has settings that do not exist, or names code that no flag
             names.
     """
-    command = args[0]
-    path = option(args, "--ckpt_path")
+    command, path = arguments.command, arguments.value("--ckpt_path")
     if path in (None, "null", "last"):  # the last one is refused where a recipe may name it, too
-        return args
+        return
     checkpoint = read_checkpoint(path)
-    if option(args, "--config", "-c"):
-        return args
+    if arguments.configs:
+        return
     code = foreign_code(checkpoint)
-    given = {key: value for key in code if (value := option(args, f"--{key}")) is not None}
+    given = {key: value for key in code if (value := arguments.value(f"--{key}")) is not None}
     if foreign := {key: value for key, value in code.items() if key not in given}:
-        raise _refusal(foreign, args, run_folder(path) / "cli_config.yaml")
+        raise _refusal(foreign, arguments.words(), run_folder(path) / "cli_config.yaml")
     for key in given.keys() & {"model", "model.agent"}:
         _import(given[key])
     data = data_settings(checkpoint, RolloutDataModule, [key.removeprefix("data.") for key in given])
     model = {key: value for key, value in module_settings(checkpoint).items() if f"model.{key}" not in given}
     agent = checkpoint["agent"]
-    arguments = {key: x for key, x in agent["init_args"].items() if f"model.agent.{key}" not in given}
+    settings = {key: x for key, x in agent["init_args"].items() if f"model.agent.{key}" not in given}
     trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
         print(
@@ -55,13 +54,13 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         "seed_everything": checkpoint["seed"],
         "model": {
             "class_path": checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO"),
-            "init_args": model | {"agent": {"class_path": agent["class_path"], "init_args": arguments}},
+            "init_args": model | {"agent": {"class_path": agent["class_path"], "init_args": settings}},
         },
         "data": data,
     }
     if command != "fit":
         recipe["trainer"] = {"logger": False}
-    return [command, "--config", json.dumps(recipe, default=str), *args[1:]]
+    arguments.configs.append(json.dumps(recipe, default=str))
 
 
 def environment_of(checkpoint: dict[str, Any], command: Sequence[str], chosen_id: str | None) -> str:
@@ -112,12 +111,3 @@ def _refusal(code: Mapping[str, Any], command: Sequence[str], config: Path | Non
         f"The checkpoint names code, {list_code(code)}, and a checkpoint imports nothing. If you know this"
         f" code, name it yourself: {shlex.join(['ppo-lightning', *command, *flags]):.600}"
     )
-
-
-def option(args: Sequence[str], *names: str) -> str | None:
-    """Return the last value of an option, None if it is not given."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(*names, dest="value")
-    with contextlib.suppress(argparse.ArgumentError):  # an option without a value
-        return parser.parse_known_args(args)[0].value
-    return None

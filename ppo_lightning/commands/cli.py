@@ -20,7 +20,6 @@ from typing import Any
 
 import lightning
 import torch
-import yaml
 from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -34,7 +33,8 @@ from ppo_lightning.callbacks.guards import SPARE
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
-from ppo_lightning.commands.checkpoint_settings import option, with_checkpoint_settings
+from ppo_lightning.commands.arguments import Arguments
+from ppo_lightning.commands.checkpoint_settings import add_checkpoint_settings
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     DESCRIPTIONS,
@@ -43,22 +43,15 @@ from ppo_lightning.commands.options import (
     NAME,
     NUM_THREADS,
     SETTINGS,
-    SUBCOMMANDS,
     TRAINER_DEFAULTS,
 )
-from ppo_lightning.commands.recipes import (
-    bundled_recipes,
-    read_yaml,
-    split_configs,
-    with_configs_first,
-)
+from ppo_lightning.commands.recipes import bundled_recipes
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import Actor, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
-HELP = {"-h", "--help"}
 
 
 class Parser(LightningArgumentParser):
@@ -71,6 +64,13 @@ class Parser(LightningArgumentParser):
 
 private.convert_integers(as_integer)  # 1e4, 500k and 1M
 private.keep_texts()
+private.find_short_names(
+    {
+        name: f"{package.__name__}.{name}"
+        for package in (ppo_lightning, ppo_lightning.callbacks)
+        for name in package.__all__
+    }
+)
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -190,35 +190,30 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         if args and args[0] in MODULES:
             return importlib.import_module(MODULES[args[0]]).main(args[1:])
-        if args and args[0] in SUBCOMMANDS and not HELP & set(args):
-            args = with_checkpoint_settings(args)
-        run([], args)
+        arguments = Arguments(args)
+        if not arguments.asks_for_help:
+            add_checkpoint_settings(arguments)
+        run([], arguments)
     except Exception as error:
-        if (message := _message(error, args)) is None:
+        if (message := _explain(error, args)) is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
+def run(callbacks: list[Callback], arguments: Arguments, save_config: bool = True) -> None:
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
-    is_help = bool(HELP & set(args))
-    args = with_configs_first(args)
-    algorithm = _read_recipes(args)
+    command, is_help = arguments.command, arguments.asks_for_help
+    algorithm = arguments.algorithm(default=PPOCLI.algorithm)
     helped = getattr(ppo_lightning, algorithm.rpartition(".")[2], PPO)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
-    subcommands = {
-        command: common
-        | {
-            "dump_header": HEADER,
-            "conflict_handler": "resolve" if is_help else "error",
-            "usage": f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
-            "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of"
-            f" {helped.__name__}: --model.help CLASS lists those of a variant, --model.agent.help CLASS of an"
-            " agent. Integers may be written as 1e6, 500k or 1M.",
-        }
-        for command in SUBCOMMANDS
-        if command in args
+    settings = {
+        "dump_header": HEADER,
+        "conflict_handler": "resolve" if is_help else "error",
+        "usage": f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
+        "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of {helped.__name__}:"
+        " --model.help CLASS lists those of a variant, --model.agent.help CLASS of an agent. Integers may be"
+        " written as 1e6, 500k or 1M.",
     }
     # The parser would keep the values of PPO's defaults for the settings of another algorithm.
     cli = type("PPOCLI", (PPOCLI,), {"algorithm": algorithm})
@@ -226,46 +221,18 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         cli(
             helped if is_help else AgentModule,
             RolloutDataModule,
-            args=[args[0], "--help"] if is_help else args,
+            args=[command, "--help"] if is_help else arguments.words(),
             subclass_mode_model=not is_help,
             seed_everything_default=1,
             auto_configure_optimizers=False,
             parser_class=Parser,
-            parser_kwargs={"prog": "ppo-lightning", **common, **subcommands},
+            parser_kwargs={"prog": "ppo-lightning", **common, command: common | settings},
             save_config_callback=SaveRunConfig if save_config else None,
             save_config_kwargs={"config_filename": "cli_config.yaml", "save_to_log_dir": False},
             trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
         )
     except argparse.ArgumentError as error:
-        raise ConfigError(_one_sentence(error.message, args)) from error
-
-
-def _read_recipes(args: Sequence[str]) -> str:
-    """Return the class path of the algorithm that flags or recipes name. The last one counts.
-
-    Exported classes that they name are imported, because the parser knows the short names of those only.
-    """
-    class_path = PPOCLI.algorithm
-    words = set(re.findall(r"\w+", " ".join(args)))
-    for config in split_configs(args)[0]:
-        recipe = read_yaml(config, "--config") if os.path.isfile(config) else yaml.safe_load(config)
-        words |= set(re.findall(r"\w+", str(recipe)))
-        settings = recipe if isinstance(recipe, dict) else {}
-        for group in ("data", "trainer"):
-            if not isinstance(settings.get(group, {}), dict | str):
-                raise ConfigError(f"--config {config}: {group} holds no settings: add some, or leave it out.")
-        class_path = _class_of(settings.get("model")) or class_path
-    for package in (ppo_lightning, ppo_lightning.callbacks):
-        for name in words & {*package.__all__}:
-            getattr(package, name)
-    return _class_of(option(args, "--model", "--model.class_path")) or class_path
-
-
-def _class_of(model: Any) -> str | None:
-    """Return the class path of settings of an algorithm: a dictionary, its file, or the class path itself."""
-    if isinstance(model, str) and os.path.isfile(model):
-        model = read_yaml(model, "--model")
-    return model.get("class_path") if isinstance(model, dict) else model
+        raise ConfigError(_explain_parsing(error.message, arguments)) from error
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:
@@ -286,15 +253,13 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
-def _message(error: BaseException, args: Sequence[str]) -> BaseException | str | None:
+def _explain(error: BaseException, args: Sequence[str]) -> BaseException | str | None:
     """Return the message for a mistake of the user, None for any other error, which needs its traceback."""
     cause: BaseException | None = error
     while cause is not None:  # jsonargparse wraps errors of a constructor
         if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
             return cause
         cause = cause.__cause__
-    if isinstance(error, yaml.YAMLError):  # text of --config
-        return f"--config is not YAML: {' '.join(str(error).split())}."
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes, model.buffer_size or the widths of"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings} model.agent."
@@ -305,22 +270,19 @@ def _message(error: BaseException, args: Sequence[str]) -> BaseException | str |
     return None
 
 
-def _one_sentence(message: str, args: Sequence[str]) -> str:
-    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key."""
+def _explain_parsing(message: str, arguments: Arguments) -> str:
+    """Extract the cause from jsonargparse's report, with suggestions for a misspelled option or key."""
     if extra := re.match(r"unrecognized arguments: ([^\s=]+)", message):
         name = extra[1]
         if name.startswith("-"):
-            return _unknown(name)
+            return _explain_unknown(name)
         is_recipe = name in bundled_recipes() or name.endswith((".yaml", ".yml"))
         meant = f"--config {name}" if is_recipe else f"--data.env_id {name}"
         return f"the argument {name!r} belongs to no option: did you mean {meant}?"
     option = r"(?:(?:Group '(\S+)'|Subcommand '\w+') does not accept option|Option) '([^']+)'"
     if unknown := re.search(option, message):
-        key = unknown[2]
-        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        flag = next((flag for flag in flags if flag.endswith(f".{key}")), None)
-        name = flag or ".".join(filter(None, unknown.groups()))
-        return _unknown(name, "" if flag else _writer(args, key.rpartition(".")[2]))
+        flags = (name for name, _ in arguments.options if name.endswith(f".{unknown[2]}"))
+        return _explain_unknown(next(flags, ".".join(filter(None, unknown.groups()))))
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
@@ -328,23 +290,18 @@ def _one_sentence(message: str, args: Sequence[str]) -> str:
     return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
 
 
-def _unknown(name: str, writer: str = "") -> str:
-    """Say in one sentence that there is no such option, and name those that were probably meant."""
-    dashes = "--" if name.startswith("-") else ""
-    options, asked = dict(known_options()), name.lstrip("-")
-    if options.get(asked) == asked:  # of another algorithm, without its class
-        owner = {"model": "PPO", "model.agent": "MLPAgent"}.get(asked.rpartition(".")[0])
-        if owner:
-            options[asked] += f" of ppo_lightning.{owner}"
-        else:
-            del options[asked]
-    known = {option: f"{dashes}{shown}" for option, shown in options.items()}
+def _explain_unknown(name: str) -> str:
+    """Say in one sentence that there is no such option or key, and name those that were probably meant."""
+    dashes, kind = ("--", "option") if name.startswith("-") else ("", "key")
+    known = {option: f"{dashes}{shown}" for option, shown in known_options().items()}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
+    if name.lstrip("-") in known:
+        return f"the {kind} {name!r} is unknown: it belongs to another algorithm or agent."
     parts = name.lstrip("-").replace("-", "_").replace(".init_args", "").split(".")
     prefixes = itertools.accumulate(parts, "{}.{}".format)
-    first_unknown = next((prefix for prefix in prefixes if prefix not in known), parts[-1])
-    guess = nearest(first_unknown.rpartition(".")[2], known | ends) or "; --help lists all keys."
-    return f"the {'option' if dashes else 'key'} {name!r} is unknown{writer}{guess}"
+    unknown = next((prefix for prefix in prefixes if prefix not in known), parts[-1])
+    guess = nearest(unknown.rpartition(".")[2], known | ends) or "; --help lists all keys."
+    return f"the {kind} {name!r} is unknown{guess}"
 
 
 @functools.cache
@@ -366,17 +323,6 @@ def known_options() -> dict[str, str]:
                 if parameter.default is not parameter.empty:
                     known.setdefault(f"{group}.{name}", f"{group}.{name}{suffix}")
     return known
-
-
-def _writer(args: Sequence[str], key: str) -> str:
-    """Return which version wrote the saved configuration that has a key; empty for a recipe."""
-    for path in filter(os.path.isfile, split_configs(args[1:])[0]):
-        text = Path(path).read_text(encoding="utf-8")
-        header = re.match(r"# (?:ppo_lightning==(\S+)|lightning)", text)
-        if header and re.search(rf"^\s*{re.escape(key)}:", text, re.MULTILINE):
-            version = f"ppo_lightning {header[1]}" if header[1] else "an older version of ppo_lightning"
-            return f" ({version} wrote {path})"
-    return ""
 
 
 def _quieten() -> None:

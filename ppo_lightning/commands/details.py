@@ -8,7 +8,8 @@ import lightning as L
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
+from ppo_lightning.commands.arguments import Arguments
+from ppo_lightning.commands.checkpoint_settings import add_checkpoint_settings
 from ppo_lightning.commands.options import QUIET, parser_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
@@ -53,5 +54,7 @@ def main(args: Sequence[str]) -> None:
 
     arguments = "--config RECIPE --model.norm_adv false, or --ckpt_path FILE"
     parser = parser_of("details", f"Arguments are passed to fit: {arguments}.")
-    flags = with_checkpoint_settings(["fit", *parser.parse_known_args(args)[1]])
-    cli.run([DetailsTable()], [*flags, "--ckpt_path", "null", *QUIET], save_config=False)
+    run = Arguments(["fit", *parser.parse_known_args(args)[1]])
+    add_checkpoint_settings(run)
+    run.extend(["--ckpt_path", "null", *QUIET])
+    cli.run([DetailsTable()], run, save_config=False)

@@ -79,7 +79,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar="CLASS", help=f"import path of a class of yours, as {name} of fit")
 
 
-def answer(args: Sequence[str]) -> bool:
+def run_without_imports(args: Sequence[str]) -> bool:
     """Answer ``--help``, ``--version``, ``recipes`` and unknown commands; return whether one was given."""
     if "--version" in args[:1]:
         print(f"ppo-lightning {__version__}")

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
+from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.options import QUIET, parser_of
 from ppo_lightning.envs.envpool import processors
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
@@ -166,7 +167,7 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
     endless = [f"--trainer.{name}={value}" for name, value in limits.items()]
     endless.append(f"--data.total_timesteps={10**9}")
     with contextlib.redirect_stdout(io.StringIO()):  # of the summary
-        cli.run([clock], ["fit", *args, *endless, *QUIET], save_config=False)
+        cli.run([clock], Arguments(["fit", *args, *endless, *QUIET]), save_config=False)
     return clock
 
 

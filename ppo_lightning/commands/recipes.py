@@ -1,9 +1,6 @@
-"""Recipes: ``ppo-lightning recipes``, the bundled ones by name, ``--config`` before flags, checked YAML."""
+"""Recipes: ``ppo-lightning recipes``, the bundled ones by name, and reading of YAML."""
 
-import argparse
 import csv
-import itertools
-import os
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +14,6 @@ from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.utils.bundled import DATA, ZOO
 
 NAME = re.compile(r"[\w./\\-]+")  # anything else is YAML text, which --config accepts, too
-GROUPS = ("--model", "--data", "--trainer")  # options that take a file with the settings of a group
 HEADER = ("recipe", "environment", "steps", "measured return", "agent")
 
 
@@ -43,64 +39,21 @@ def recipe_path(value: str) -> str:
     raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys, as the YAML standard does; PyYAML keeps the last value."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"has the key {key.value!r} twice (line {line}): remove one.")
-            keys.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def split_configs(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the values of all ``--config``, and the other arguments, both in their order."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-c", "--config", action="append", default=[])
-    try:
-        options, others = parser.parse_known_args(args)
-    except argparse.ArgumentError:
-        raise ConfigError("--config needs a value: the name of a bundled recipe, or a YAML file.") from None
-    return options.config, others
-
-
-def with_configs_first(args: Sequence[str]) -> list[str]:
-    """Move recipes, files of a group and classes before the flags, which win wherever they stand."""
-    if not args or args[0].startswith("-"):
-        return list(args)
-    configs, others = split_configs(args)
-    names = [arg.partition("=")[0] for arg in others[1:]]
-    files: list[str] = []
-    classes: dict[str, list[str]] = {"--model": [], "--model.agent": []}
-    flags: list[str] = []
-    rest = iter(others[1:])
-    for arg in rest:
-        name, equals, value = arg.partition("=")
-        words = [arg] if equals or name not in (*GROUPS, *classes) else [arg, *itertools.islice(rest, 1)]
-        if name in GROUPS and os.path.isfile(value or words[-1]):
-            files += words
-        elif name in classes and names.count(name) == 1:  # of several, the last one wins
-            classes[name] = words
-        else:
-            flags += words
-    recipes = [f"--config={recipe_path(config)}" for config in configs]
-    return [others[0], *recipes, *files, *classes["--model"], *classes["--model.agent"], *flags]
-
-
 def read_yaml(path: str, flag: str) -> Any:
-    """Read a YAML file, which a flag names, without a key that stands twice."""
+    """Read a YAML file that a flag names."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return yaml.load(file.read(), _UniqueKeys)
+        text = Path(path).read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{flag} {path} cannot be read as text in UTF-8: {error}.") from error
-    except ConfigError as error:
-        raise ConfigError(f"{flag} {path} {error}") from error
+    return parse_yaml(text, f"{flag} {path}")
+
+
+def parse_yaml(text: str, subject: str) -> Any:
+    """Parse YAML. The subject names its origin in the message of an error."""
+    try:
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"{subject} is not YAML: {' '.join(str(error).split())}.") from error
 
 
 def measured_return(recipe: Path, env_id: str) -> str:

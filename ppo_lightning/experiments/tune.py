@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.options import parser_of
 from ppo_lightning.commands.recipes import read_yaml
 from ppo_lightning.errors import ConfigError, import_extra
@@ -78,7 +79,8 @@ def resolved(recipe: Path, flags: Sequence[str]) -> str:
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output):
-            cli.run([], ["fit", "--config", str(recipe), *flags, "--print_config"], save_config=False)
+            run = Arguments(["fit", "--config", str(recipe), *flags, "--print_config"])
+            cli.run([], run, save_config=False)
     except SystemExit as end:
         if end.code:
             raise

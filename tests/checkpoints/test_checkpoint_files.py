@@ -178,7 +178,7 @@ def test_a_function_without_arguments_is_not_called(edited, refusal_of, output_o
     """``os.abort`` would end this process."""
     path = edited(DATA, "env_id", "os.abort")
     for command in ("fit", "validate", "play"):
-        assert "data.env_id 'os.abort'" in refusal_of(command, "--ckpt_path", path)
+        assert "env_id 'os.abort'" in refusal_of(command, "--ckpt_path", path)
     for written in (["--onnx", "a.onnx"], ["--hub", "hub"]):
         out = output_of("export", "--ckpt_path", path, *written)
         assert f"{written[0][2:]}: " in out, "an export does not need the environment"

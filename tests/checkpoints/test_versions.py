@@ -92,16 +92,6 @@ def test_settings_of_a_class_of_the_user_are_known(user_class, fit, edited, tmp_
     path = edited("ppo_lightning", "0.1.0", source=edited(MODEL, "gone", 1, source=path))
     with pytest.raises(ConfigError, match=r"gone.*0\.1\.0 wrote"):
         PPO.load_from_checkpoint(path)
-    with pytest.raises(ConfigError, match=r"names model\.gone"):
+    refusal = pytest.raises(ConfigError, match=r"names model\.gone")
+    with contextlib.nullcontext() if user_class is Popping else refusal:  # which takes any keyword
         fit(SMALL | {"total_timesteps": 128}, {"bonus": 2.0}, ppo=user_class, ckpt_path=path)
-
-
-@pytest.mark.parametrize("header", [True, False])
-def test_a_saved_configuration_names_its_version(header, run, refusal_of, tmp_path):
-    first, text = (run.parents[1] / "cli_config.yaml").read_text().split("\n", 1)
-    assert first == f"# ppo_lightning=={__version__}"
-    saved = ("# ppo_lightning==0.1.0\n" if header else "") + text.replace("data:\n", "data:\n  gone: 1\n")
-    (tmp_path / "saved.yaml").write_text(saved)
-    writer = "ppo_lightning 0.1.0" if header else "an older version of ppo_lightning"
-    expected = f"error: the key 'data.gone' is unknown ({writer} wrote {tmp_path}/saved.yaml)"
-    assert refusal_of("fit", "--config", tmp_path / "saved.yaml").startswith(expected)

@@ -4,9 +4,8 @@ import statistics
 import tomllib
 from pathlib import Path
 
-import pytest
-
-from ppo_lightning.commands.recipes import bundled_recipes, recipe_path, table, with_configs_first
+from ppo_lightning.commands.arguments import Arguments
+from ppo_lightning.commands.recipes import bundled_recipes, recipe_path, table
 from ppo_lightning.experiments.jobs import jobs_of
 from ppo_lightning.experiments.report import read_csv
 from tests.helpers import RECIPE as CARTPOLE
@@ -16,9 +15,8 @@ from tests.helpers import ROOT
 def test_a_recipe_is_found_by_name():
     assert recipe_path("classic/cartpole") == CARTPOLE
     flags = ["--name", "classic/cartpole"]
-    assert with_configs_first(["fit", *flags, "--config", "classic/cartpole"]) == [
-        *("fit", f"--config={CARTPOLE}", *flags)
-    ]
+    words = Arguments(["fit", *flags, "--config", "classic/cartpole"]).words()
+    assert words == ["fit", f"--config={CARTPOLE}", *flags]
     (job,) = jobs_of([Path("classic/cartpole")], [1], [], ())
     assert str(job.recipe) == CARTPOLE
 
@@ -29,21 +27,6 @@ def test_a_file_has_precedence(tmp_path, monkeypatch):
     (tmp_path / "classic/cartpole").write_text("data: {num_envs: 2}")
     assert recipe_path("classic/cartpole") == "classic/cartpole"
     assert recipe_path("data: {num_envs: 2}") == "data: {num_envs: 2}", "--config takes YAML, too"
-
-
-@pytest.mark.parametrize(
-    ("name", "guess"),
-    [
-        ("classic/cartpol", "did you mean classic/cartpole"),
-        ("cartpole", "did you mean classic/cartpole?"),
-        ("configs/classic/cartpole.yaml", "did you mean classic/cartpole"),
-        ("nothing/like/it", "ppo-lightning recipes lists all names"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_near_ones(name, guess, refusal_of):
-    message = refusal_of("fit", "--config", name)
-    assert message.startswith(f"error: There is neither a file nor a bundled recipe {name!r}")
-    assert guess in message
 
 
 def test_the_table_has_every_recipe_and_the_means_of_its_runs():

@@ -128,11 +128,24 @@ def test_a_finished_run_is_not_that_of_other_settings(flags, sentence, refusal_o
     assert sentence in refusal_of("fit", *SHORT, *flags, "--ckpt_path", trained)
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
-def test_an_evaluation_without_a_file_is_refused(command, refusal_of):
-    """Lightning would evaluate an untrained agent for "last", with a warning."""
-    for flags in [], ["--ckpt_path", "last"]:
-        assert "give its file as --ckpt_path" in refusal_of(command, "--config", CARTPOLE, *flags)
+NO_FILE = "give its file as --ckpt_path"  # Lightning would evaluate an untrained agent, with a warning
+NO_RECIPE = "There is neither a file nor a bundled recipe"
+REFUSED = {  # a whole command, and what the sentence must name
+    f"validate --config {CARTPOLE}": NO_FILE,
+    f"test --config {CARTPOLE}": NO_FILE,
+    f"validate --config {CARTPOLE} --ckpt_path last": NO_FILE,
+    f"test --config {CARTPOLE} --ckpt_path last": NO_FILE,
+    "fit --config": "--config needs a value: the name of a bundled recipe",
+    "fit --config classic/cartpol": f"{NO_RECIPE} 'classic/cartpol': did you mean classic/cartpole",
+    "fit --config cartpole": f"{NO_RECIPE} 'cartpole': did you mean classic/cartpole?",
+    "fit --config configs/classic/cartpole.yaml": "did you mean classic/cartpole",
+    "fit --config nothing/like/it": "ppo-lightning recipes lists all names",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_wrong_command_ends_in_one_sentence(command, refusal_of):
+    assert REFUSED[command] in refusal_of(*command.split())
 
 
 def test_settings_are_beside_the_checkpoints_of_any_logger(run_cli, tmp_path):
@@ -213,7 +226,7 @@ def in_a_process(tmp_path, *args):
 
 
 def answered(capsys, *args):
-    assert options.answer([str(arg) for arg in args])
+    assert options.run_without_imports([str(arg) for arg in args])
     return capsys.readouterr().out
 
 
@@ -269,7 +282,7 @@ def test_an_unknown_command_ends_in_one_sentence(capsys):
         ("xyz", "'xyz'."),
     ):
         with pytest.raises(SystemExit, match="2"):
-            options.answer([name])
+            options.run_without_imports([name])
         err = capsys.readouterr().err
         assert err.startswith(f"error: there is no command {name!r}")
         assert message in err and "fit, validate, test, play, " in err
@@ -323,11 +336,6 @@ def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(output_of):
     logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
     out = output_of("validate", "--ckpt_path", checkpoint_of(out))
     assert metric(out, "eval/episodic_return") == pytest.approx(float(logged), abs=0.05)
-
-
-@pytest.mark.parametrize("command", ["validate", "test"])
-def test_evaluation_needs_a_checkpoint(refusal_of, command):
-    assert "--ckpt_path" in refusal_of(command, "--config", CARTPOLE)
 
 
 def test_a_checkpoint_of_another_environment_or_agent_is_refused(refusal_of, trained):

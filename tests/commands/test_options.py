@@ -26,7 +26,7 @@ REFUSED = {
     "--model.init_args.gama 1": "'--model.init_args.gama' is unknown: did you mean --model.gamma, ",
     "--model.agent.init_args.hiden_sizes [8]": "did you mean --model.agent.hidden_sizes, ",
     "--model ppo_lightning.RPO --model.rpo_alfa 1": "did you mean --model.rpo_alpha of ppo_lightning.RPO",
-    "--model DQN --model.norm_reward true": "did you mean --model.norm_reward of ppo_lightning.PPO?",
+    "--model DQN --model.norm_reward true": "is unknown: it belongs to another algorithm or agent.",
     "--trainer.loggr.save_dir x": "'--trainer.loggr.save_dir' is unknown: did you mean --trainer.logger?",
     "--trainer.max_epoch=3": "did you mean --trainer.max_epochs, ",
     "--verbose true": "'--verbose' is unknown",

@@ -276,7 +276,6 @@ def test_only_integers_may_be_short(output_of, refusal_of, tmp_path):
     [
         (bytes(range(256)), "cannot be read as text"),
         ("model: 1".encode("utf-16"), "cannot be read as text"),
-        (b"data:\n  num_envs: 4\n  num_envs: 8\n", r"has the key 'num_envs' twice \(line 3\)"),
         (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
         (b"? [1]\n: 2\n", r"is not YAML.* unhashable"),
         (b"data: null\n", r"data holds no settings"),

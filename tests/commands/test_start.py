@@ -26,7 +26,7 @@ HEAVY = {
     *("mpe2", "mujoco", "onnx", "onnxruntime", "onnxscript", "optuna", "pandas", "pettingzoo", "plotly"),
     *("procgen", "pygame", "safetensors", "scipy", "sklearn", "stable_baselines3", "wandb"),
 }
-COMMANDS = {"cli", "options", "recipes", "checkpoint_settings"}
+COMMANDS = {"arguments", "checkpoint_settings", "cli", "options", "recipes"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),
