@@ -99,7 +99,6 @@ def test_values_are_sampled_within_the_space(tmp_path, space_file):
         ("parameters: {model.gamma: {choices: [1]}}\ntargets: {A-v0: [1, 0]}", "A-v0: .*not below"),
         ("parameters: {model.gamma: {choices: [1]}}\ntargets: {A-v0: 1}", "A-v0: .*two returns"),
         ("model: {gamma: 1}", "parameters"),
-        ("parameters: {model.gamma: {choices: [1]}, model.gamma: {choices: [2]}}", "twice"),
     ],
 )
 def test_a_space_that_is_wrong_is_refused_in_one_sentence(text, sentence, space_file):
