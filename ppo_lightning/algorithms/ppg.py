@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
     all_ranks,
@@ -60,7 +60,6 @@ class PPG(PPO):
     """
 
     auxiliary_critic: nn.Module
-    reads_features = True
 
     def __init__(
         self,
@@ -175,29 +174,18 @@ class PPG(PPO):
                 minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
             yield {key: tensor.to(self.device) for key, tensor in minibatch.items()}
 
+    def refusals(self) -> Iterator[str]:
+        """Yield sizes and agents with which PPG cannot train."""
+        yield from super().refusals()
+        yield from checks.of_phases(self)
+        yield from checks.of_features(self)
+
     # Lightning's hooks
 
     def setup(self, stage: str) -> None:
         """Forget the rollouts of an earlier run."""
-        super().setup(stage)
         if stage == "fit":
             self.rollouts = []
-
-    def check_split(self) -> None:
-        """Check that there is an auxiliary phase, and that all phases can be split into minibatches."""
-        super().check_split()
-        if self.hparams.n_iteration > self.data.num_rollouts:
-            raise ConfigError(
-                f"model.n_iteration ({self.hparams.n_iteration}) is more than the {self.data.num_rollouts}"
-                " rollouts of the run, which would have no auxiliary phase: lower it."
-            )
-        size = self.hparams.num_aux_rollouts
-        num_sequences = self.data.num_envs * self.hparams.n_iteration
-        if num_sequences % size or size % self.trainer.world_size:
-            raise ConfigError(
-                f"model.num_aux_rollouts ({size}) must divide data.num_envs * model.n_iteration ="
-                f" {num_sequences} and be a multiple of the number of ranks ({self.trainer.world_size})."
-            )
 
     def on_train_start(self) -> None:
         """Create the updates of both phases."""

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
@@ -63,8 +63,6 @@ class RND(PPO):
     """
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
-    reads_features = True
-    takes_turns = False
 
     def __init__(
         self,
@@ -80,6 +78,12 @@ class RND(PPO):
         # Sums of the intrinsic rewards of each environment, which continue from one rollout to the next
         self.sums = dict.fromkeys(("discounted", "episode"), torch.zeros(0))
 
+    def refusals(self) -> Iterator[str]:
+        """Yield games of turns and agents without features, and what PPO cannot train."""
+        yield from super().refusals()
+        yield from checks.of_features(self)
+        yield from checks.of_turns(self)
+
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""
         self.curiosity = Curiosity(specs.observation, self.agent.critic.in_features)
@@ -92,7 +96,6 @@ class RND(PPO):
 
     def setup(self, stage: str) -> None:
         """Begin the sums of rewards at 0."""
-        super().setup(stage)
         if stage == "fit":
             zeros = torch.zeros(self.data.shard.count, dtype=torch.float64)
             self.sums = {"discounted": zeros, "episode": zeros.clone()}
@@ -104,8 +107,7 @@ class RND(PPO):
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
                 observation = self.curiosity.view(rollout["next", "observation"])
                 self.curiosity.observe(observation, rollout.get("valid"))
-                self.env_steps += self.data.frames_per_rollout
-                self.extra_steps += self.data.frames_per_rollout
+                self.progress.count_extra(self.data.frames_per_rollout)
 
     @torch.no_grad()
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:

@@ -30,7 +30,7 @@ from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import Threads
-from ppo_lightning.callbacks.guards import SPARE
+from ppo_lightning.callbacks.guards import FREE_BYTES
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
@@ -281,7 +281,7 @@ def _require_writable(folder: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         # On a full disk, creating the TensorBoard file would end the run with a traceback.
-        if shutil.disk_usage(folder).free < SPARE:
+        if shutil.disk_usage(folder).free < FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
