@@ -150,7 +150,11 @@ class OffPolicyModule(AgentModule):
 
     @abstractmethod
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
-        """Update the weights with transitions and ``noise`` [B, ...]. Which of ``frequencies`` are due?"""
+        """Update the weights with transitions and ``noise`` [B, ...].
+
+        ``is_due`` says which of ``frequencies`` are. A compiled graph has a version for each combination of
+        these booleans, of which a tensor would be data.
+        """
 
     def update_critics(self, minibatch: Minibatch, next_value: Tensor) -> Metrics:
         """Move all ``critics`` towards the rewards and the discounted values [B] of the next observations."""

@@ -2,10 +2,8 @@
 
 import copy
 import functools
-import pkgutil
-import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gymnasium
@@ -13,7 +11,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
@@ -23,9 +20,11 @@ from ppo_lightning.checkpoints.settings import code_in_data, data_settings
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.base import Collector
+from ppo_lightning.rollouts.env_ids import maker_of, plain
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
+from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.plan import EVAL_EPISODES, Plan
@@ -33,50 +32,6 @@ from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
-
-IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
-
-
-class RolloutLoader:
-    """Loader of a run's rollouts, one epoch after the other. Episodes continue from one to the next.
-
-    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
-    update t. The last epoch may be shorter: the run stops after its last rollout, for any ``max_epochs``. The
-    profiler records ``collect``: the collection of a rollout, or the wait for it.
-    """
-
-    def __init__(self, data: "RolloutDataModule", collector: Collector | OverlappedCollector) -> None:
-        self.data = data
-        self.collector = collector
-        self._rollouts = iter(collector)
-        self._length = min(data.plan.rollouts_per_epoch, len(collector))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        data, trainer = self.data, self.data.trainer
-        progress, plan, num_infos = data.progress, data.plan, len(data.factory.log_info)
-        for _ in range(self._length):
-            with trainer.profiler.profile("collect"):
-                rollout = next(self._rollouts, None)
-            if rollout is not None:
-                # Before Lightning hands the rollout on, so that all hooks see the new numbers
-                progress.count(rollout, plan.frames_per_rollout, num_infos)
-                # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
-                trainer.callback_metrics["step"] = torch.tensor(progress.env_steps)
-            if rollout is None or progress.rollout_steps >= plan.num_frames:
-                trainer.should_stop = True  # Lightning validates before it stops
-            if rollout is None:
-                return
-            yield rollout
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the data module saves the collector. Without this method, Lightning warns."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing, see :meth:`state_dict`."""
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
@@ -92,7 +47,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             ``seed``, ``seeds`` and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
-            Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` games of several players.
+            Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` those of PettingZoo.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
@@ -100,8 +55,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
             could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
-            function. With ``backend: gymnasium``, ``max_restarts`` is how often each environment may fail:
-            see :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`.
+            function.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
@@ -151,9 +105,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.save_hyperparameters(ignore=["transforms"])  # whose lazy buffers cannot be copied
         self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
-        self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
+        self.hparams.update({key: plain(value) for key, value in self.hparams.items()})
         if isinstance(env_id, functools.partial):
-            self.hparams["env_kwargs"] = _plain(env_id.keywords | (env_kwargs or {}))
+            self.hparams["env_kwargs"] = plain(env_id.keywords | (env_kwargs or {}))
         self.env_id = maker_of(env_id)
         self.factory = EnvFactory(
             self.env_id,
@@ -301,7 +255,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             done, first = self.rollouts_done, self.shard.first
             if done or first:  # otherwise ranks and resumed runs would draw the same numbers again
                 seed_globally(derive_seed(self.seed, "global", done * self.num_envs + first))
-        return RolloutLoader(self, self.collector)
+        num_infos = len(self.factory.log_info)
+        return RolloutLoader(self.collector, self.plan, self.progress, self.trainer, num_infos)
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -379,31 +334,3 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = self._specs = None
-
-
-def maker_of(env_id: Any) -> Any:
-    """Import what an import path names, and return anything else as it is."""
-    if not (isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)):
-        return env_id
-    try:
-        return pkgutil.resolve_name(env_id)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = "only the program that defined it has it" if "<" in env_id else first_line(error)
-        give = "give data.env_id, an environment's id or a function's import path"
-        raise ConfigError(f"data.env_id {env_id!r} cannot be imported ({reason}): {give}.") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, functools.partial):  # with positional arguments, a name that cannot be imported
-        return _plain(value.func) + (".<arguments>" if value.args else "")
-    if callable(value) and type(value).__repr__ is object.__repr__:  # shows an address, which changes
-        value = type(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -362,7 +362,9 @@ def test_an_optimizer_that_the_graph_does_not_support_is_refused(fit, optimizer)
 
 
 class ByEpoch(Tracing):
-    draws_by_epoch = True
+    def epoch_minibatches(self, rollout):
+        for _ in range(self.hparams.update_epochs):
+            yield self.minibatches(rollout)
 
 
 @pytest.mark.integration
