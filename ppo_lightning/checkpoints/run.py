@@ -138,6 +138,5 @@ def receive(module: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         module.progress.load_state_dict(entries)
         if entries["evaluation"]:
             module.progress.evaluated_at = module.progress.env_steps
-        module.data.seed = entries["seed"]
         module.loaded = {}, Path()
     return weights

@@ -34,6 +34,7 @@ from ppo_lightning.callbacks.guards import FREE_BYTES
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
+from ppo_lightning.checkpoints.run import require_same_run
 from ppo_lightning.commands.checkpoint_settings import option, with_checkpoint_settings
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
@@ -161,7 +162,7 @@ class PPOCLI(LightningCLI):
             raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
-            self.datamodule.require_same_rollouts(checkpoint)
+            require_same_run(self.datamodule, checkpoint)
             self.config.fit.seed_everything = checkpoint["seed"]  # for `SaveRunConfig`: a run keeps its seed
             writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)

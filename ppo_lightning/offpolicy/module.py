@@ -206,8 +206,8 @@ class OffPolicyModule(AgentModule):
 
     def refusals(self) -> Iterator[str]:
         """Yield settings and agents with which an off-policy algorithm cannot train."""
-        yield from checks.of_replay(self)
         yield from checks.of_memory(self)
+        yield from checks.of_replay(self)
         yield from checks.of_turns(self)
 
     def configure_model(self) -> None:
