@@ -25,6 +25,7 @@ from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints import run
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, run_folder
+from ppo_lightning.checkpoints.io import use_checked_files
 from ppo_lightning.checkpoints.settings import module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
@@ -147,11 +148,14 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
-        if not private.has_trainer(self) or self.trainer.state.fn == TrainerFn.PREDICTING:
+        if not private.has_trainer(self):
             return
-        specs = self.data.specs
+        use_checked_files(self.trainer)  # no run goes on without this hook
+        if self.trainer.state.fn == TrainerFn.PREDICTING:
+            return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
         with torch.device("cpu"), one_thread():
+            specs = self.data.specs
             is_new = self.agent is None
             if is_new:
                 self.agent = make_agent(self.make_agent, *specs)

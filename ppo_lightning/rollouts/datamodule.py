@@ -15,7 +15,6 @@ from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import use_checked_files
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
@@ -80,7 +79,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
     """
 
-    trainer: Any  # that of the last run, set by Lightning
+    _trainer: Any
 
     def __init__(
         self,
@@ -145,10 +144,21 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             )
         return cls(**data | kwargs)
 
+    @property
+    def trainer(self) -> Any:
+        """The Trainer of the last run, set by Lightning."""
+        assert self._trainer is not None, (
+            "RolloutDataModule collects with the policy of a run: pass it to fit"
+        )
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self._trainer = trainer
+
     def setup(self, stage: str) -> None:
-        """Prepare the Trainer, begin a run, and share rank 0's seed, from which all ranks draw all noise."""
+        """Begin a run, and share rank 0's seed, from which all ranks draw all noise."""
         self._close()  # after an interrupted run
-        use_checked_files(self.trainer)
         self.progress = self.trainer.lightning_module.progress
         if stage == "fit":
             private.replace_defaults(self.trainer)
