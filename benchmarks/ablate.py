@@ -27,7 +27,7 @@ from ppo_lightning.experiments.jobs import Job
 from ppo_lightning.experiments.report import interval, read_csv
 
 FULL = "the recipe"
-NETWORKS, SCALING = ("--model.agent.shared", "true"), ("--model.norm_reward", "false")
+SCALING = ("--model.norm_reward", "false")
 SWITCHES = {  # number of a detail -> flags that switch it off
     "3": ("--model.adam_eps", "1e-8"),
     "4": ("--model.anneal_lr", "false"),
@@ -37,13 +37,11 @@ SWITCHES = {  # number of a detail -> flags that switch it off
     "9": ("--model.clip_vloss", "false"),
     "10": ("--model.ent_coef", "0.0"),
     "11": ("--model.max_grad_norm", "1000000.0"),
-    "13": NETWORKS,
     "14": ("--data.env_kwargs.noop_max", "0"),
     "15": ("--data.env_kwargs.frame_skip", "1"),
     "16": ("--data.env_kwargs.episodic_life", "false"),
     "17": ("--data.env_kwargs.fire_reset", "false"),
     "19": ("--data.env_kwargs.clip_reward", "false"),
-    "26": NETWORKS,
     "28": ("--model.agent.norm_obs", "false"),
     "30": SCALING,
     "A1": ("--model.anneal_clip_coef", "false"),

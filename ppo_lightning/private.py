@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
@@ -62,11 +62,6 @@ def is_compiled(module: "LightningModule") -> bool:
     return module._compiler_ctx is not None
 
 
-def remove_step_limit(trainer: "Trainer") -> None:
-    """Remove the limit of optimizer steps, so that ``fast_dev_run`` runs whole iterations."""
-    trainer.fit_loop.epoch_loop.max_steps = -1
-
-
 def starts_processes(trainer: "Trainer") -> bool:
     """Return whether the strategy starts the ranks by multiprocessing (``ddp_spawn``, ``ddp_notebook``)."""
     from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
@@ -92,12 +87,11 @@ def publish_metrics(trainer: "Trainer", metrics: Mapping[str, Tensor], shown: Ma
     trainer._logger_connector._progress_bar_metrics.update(shown)  # type: ignore[arg-type]
 
 
-def limit_refreshes(trainer: "Trainer", rollouts: int) -> None:
-    """Let Lightning's bar refresh every few rollouts (or at the user's rate), or Rich's twice a second."""
+def limit_refreshes(bar: Any, rollouts: int) -> None:
+    """Let Lightning's bar refresh every few rollouts, or Rich's twice a second."""
     from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
-    bar = trainer.progress_bar_callback
-    if isinstance(bar, TQDMProgressBar) and bar.refresh_rate == 1:
+    if isinstance(bar, TQDMProgressBar):
         bar._refresh_rate = rollouts
     if isinstance(bar, RichProgressBar) and bar.progress is not None:
         thread = bar.progress.live._refresh_thread
@@ -111,10 +105,14 @@ def replace_defaults(trainer: "Trainer") -> None:
     Every rollout is logged, ``data.total_timesteps`` ends the run, and no episodes are played before it. The
     Trainer does not tell whether a value was given: a user's 50, 1000 or 2 counts as the default.
     """
+    from lightning.pytorch.callbacks import WeightAveraging
+
     if trainer.log_every_n_steps == LOG_EVERY_N_STEPS:  # type: ignore[attr-defined]
         trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
     if trainer.max_epochs == MAX_EPOCHS:
         trainer.fit_loop.max_epochs = -1
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        trainer.fit_loop.epoch_loop.max_steps = -1  # whole iterations
     if trainer.num_sanity_val_steps == NUM_SANITY_VAL_STEPS:
         trainer.num_sanity_val_steps = 0
     if (trainer.check_val_every_n_epoch or 1) > 1:  # the last epochs may have no validation, which saves
@@ -122,6 +120,10 @@ def replace_defaults(trainer: "Trainer") -> None:
         for checkpoint in trainer.checkpoint_callbacks:
             if checkpoint.monitor is None and checkpoint._save_on_train_epoch_end is None:
                 checkpoint._save_on_train_epoch_end = True
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging):
+            # An average has the newest buffers: means of statistics, indices and choices are none of these.
+            callback._use_buffers = False
 
 
 def requeue_signal(trainer: "Trainer") -> int | None:
@@ -152,11 +154,6 @@ def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
 def set_sigterm_handler(trainer: "Trainer", handler: Callable[..., Any]) -> None:
     """Replace the handler that Lightning registers for SIGTERM before training."""
     trainer._signal_connector._sigterm_notifier_fn = handler  # type: ignore[method-assign]
-
-
-def copy_buffers(callback: "WeightAveraging") -> None:
-    """Let an average have the newest buffers: means of statistics, indices and choices are none of these."""
-    callback._use_buffers = False
 
 
 def saves_by_time(checkpoint: "ModelCheckpoint") -> bool:

@@ -14,18 +14,18 @@ SABOTAGE = """
 import os, runpy, sys
 from ppo_lightning import PPO
 
-load, start = PPO.on_load_checkpoint, PPO.begin_run
+load, start = PPO.on_load_checkpoint, PPO.on_train_start
 
 def on_load_checkpoint(self, checkpoint):
     load(self, checkpoint)
     checkpoint["state_dict"]["agent.critic.bias"] += 1
 
-def begin_run(self):
+def on_train_start(self):
     if os.path.exists("recipe.yaml"):
         raise KeyError("sabotage")
     start(self)
 
-PPO.on_load_checkpoint, PPO.begin_run = on_load_checkpoint, begin_run
+PPO.on_load_checkpoint, PPO.on_train_start = on_load_checkpoint, on_train_start
 sys.path.insert(0, "benchmarks")
 runpy.run_path("benchmarks/attack.py", run_name="__main__")
 """

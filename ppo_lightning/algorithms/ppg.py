@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
     all_ranks,
@@ -24,7 +24,6 @@ from ppo_lightning.algorithms.update import EagerUpdate, make_update
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
-from ppo_lightning.models.foreign import require_features
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.utils import collectives
@@ -74,11 +73,6 @@ class PPG(PPO):
         check_arguments(PPG.__init__, locals(), "model")
         super().__init__(update_epochs=update_epochs, **hyperparameters)
         self.rollouts: list[Minibatch] = []  # of the policy phase, in main memory, tensors [N, T, ...]
-
-    def check_agent(self) -> None:
-        """Refuse an agent without features, and what PPO refuses."""
-        require_features(self)
-        super().check_agent()
 
     def add_networks(self, specs: Specs) -> None:
         """Build the auxiliary value function on the features of the policy."""
@@ -180,29 +174,18 @@ class PPG(PPO):
                 minibatch["weight"] /= mean.clamp(min=1e-8)
             yield {key: tensor.to(self.device) for key, tensor in minibatch.items()}
 
+    def refusals(self) -> Iterator[str]:
+        """Yield sizes and agents with which PPG cannot train."""
+        yield from super().refusals()
+        yield from checks.of_phases(self)
+        yield from checks.of_features(self)
+
     # Lightning's hooks
 
     def setup(self, stage: str) -> None:
         """Forget the rollouts of an earlier run."""
-        super().setup(stage)
         if stage == "fit":
             self.rollouts = []
-
-    def check_split(self) -> None:
-        """Check that there is an auxiliary phase, and that all phases can be split into minibatches."""
-        super().check_split()
-        if self.hparams.n_iteration > self.data.num_rollouts:
-            raise ConfigError(
-                f"model.n_iteration ({self.hparams.n_iteration}) is more than the {self.data.num_rollouts}"
-                " rollouts of the run, which would have no auxiliary phase: lower it."
-            )
-        size = self.hparams.num_aux_rollouts
-        num_sequences = self.data.num_envs * self.hparams.n_iteration
-        if num_sequences % size or size % self.trainer.world_size:
-            raise ConfigError(
-                f"model.num_aux_rollouts ({size}) must divide data.num_envs * model.n_iteration ="
-                f" {num_sequences} and be a multiple of the number of ranks ({self.trainer.world_size})."
-            )
 
     def on_train_start(self) -> None:
         """Create the updates of both phases."""

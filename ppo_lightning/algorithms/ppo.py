@@ -3,19 +3,17 @@
 import itertools
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torchrl.data import TensorSpec
 
-from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_weight
 from ppo_lightning.algorithms.schedule import (
@@ -24,7 +22,7 @@ from ppo_lightning.algorithms.schedule import (
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update, trained_parameters
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
@@ -99,7 +97,6 @@ class PPO(AgentModule):
     )
     agent: ActorCritic
     agent_kind = ActorCritic
-    draws_by_epoch: ClassVar[bool] = False  # whether minibatches depend on the weights before their epoch
 
     def __init__(
         self,
@@ -140,7 +137,6 @@ class PPO(AgentModule):
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
-        self._draws: Counter[Stream] = Counter()  # of the iteration
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration on a rollout [N, T]."""
@@ -148,11 +144,9 @@ class PPO(AgentModule):
         with profile("advantages"):
             rollout = self.advantages(rollout)
         metrics = []
-        epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
         with profile("update"):
             # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
-            apart = self.hparams.target_kl or self.draws_by_epoch
-            for minibatches in epochs if apart else [itertools.chain.from_iterable(epochs)]:
+            for minibatches in self.epoch_minibatches(rollout):
                 metrics += self.update(minibatches)
                 if self.hparams.target_kl and metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                     break
@@ -198,14 +192,21 @@ class PPO(AgentModule):
         """Return the discount of the next value at each step of a rollout, a number or [N, T]."""
         return self.hparams.gamma
 
-    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
+    def epoch_minibatches(self, rollout: TensorDictBase) -> Iterator[Iterable[Minibatch]]:
+        """Yield the minibatches of each call of :meth:`update`: of all epochs, or of one with ``target_kl``.
 
-        The compiled update draws all minibatches of an iteration before its first step, so that they cannot
-        depend on the new weights. If the class attribute ``draws_by_epoch`` is true, or with ``target_kl``,
-        it draws those of an epoch before the first step of the epoch. For small networks, an iteration then
-        takes 20 % longer and more.
+        The compiled update draws all minibatches of a call before its first step, so that they cannot depend
+        on the new weights. A variant with such minibatches yields those of each epoch. For small networks, an
+        iteration then takes 20 % longer and more.
         """
+        epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
+        if self.hparams.target_kl is None:
+            yield itertools.chain.from_iterable(epochs)
+        else:
+            yield from epochs
+
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
+        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages."""
         yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, self.hparams.norm_adv)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
@@ -258,6 +259,9 @@ class PPO(AgentModule):
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
+        # detail A1
+        share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
+        self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
         return self.optimize(minibatches)
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
@@ -279,7 +283,7 @@ class PPO(AgentModule):
         everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        values["charts/SPS"] = self.run_log.steps_per_second()
+        values["charts/SPS"] = self.progress.steps_per_second()
         self.run_log.log(values)
 
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
@@ -314,51 +318,17 @@ class PPO(AgentModule):
             schedule = IterationLR(optimizer, lambda done: remaining(done, total) if anneals else 1.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def setup(self, stage: str) -> None:
-        """Check, before any environment is created, that the rollout can be split into minibatches."""
-        super().setup(stage)
-        if stage == "fit":
-            self.check_split()
-            self.check_update()
-
     def on_train_start(self) -> None:
         """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
-        self.check_optimizers()
-        if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
+        schedule = self.lr_schedulers()
+        assert len(self.trainer.optimizers) == 1 and isinstance(schedule, LRScheduler | None), (
+            "configure_optimizers must return one optimizer, with at most one schedule"
+        )
+        if isinstance(schedule, IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         self.optimize = make_update(self, self.total_loss)
-
-    def begin_run(self) -> None:
-        """Start the clock, see :meth:`AgentModule.begin_run`."""
-        super().begin_run()
-        self._progress: list[tuple[int, int | None]] = []  # of the optimizer and the schedule
-
-    def begin_iteration(self, rollout: TensorDictBase) -> None:
-        """Count a rollout, set the clipping range, and name what the first iteration of the run left out."""
-        if len(self._progress) < 2:
-            schedule: Any = self.lr_schedulers()
-            self._progress.append((self.trainer.global_step, getattr(schedule, "last_epoch", None)))
-            if len(self._progress) == 2:
-                self._name_omissions()
-        super().begin_iteration(rollout)
-        self._draws.clear()
-        share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
-        # detail A1
-        self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
-
-    def _name_omissions(self) -> None:
-        """Name what the first iteration left out, after it: a subclass may have its own ``training_step``."""
-        (steps_before, epoch_before), (steps, epoch) = self._progress
-        is_constant = epoch is not None and epoch == epoch_before
-        omissions = {
-            "step the optimizer: call self.update(minibatches)": steps == steps_before,
-            "step the learning-rate schedule: call self.step_schedule(metrics)": is_constant,
-            "log the episodes: call self.log_rollout(rollout, metrics)": self.run_log.waits,
-        }
-        if lost := ", and not ".join(what for what, is_lost in omissions.items() if is_lost):
-            rank_zero_warn(f"The first {type(self).__name__}.training_step did not {lost}.")
 
     def release(self) -> None:
         """Release compiled graphs."""
@@ -373,51 +343,18 @@ class PPO(AgentModule):
         rank draws for the environments of all ranks and keeps its own rows.
         """
         shard = self.data.shard
-        generator = shard.generator(stream, self.rollouts_done - 1, self._draws[stream])
-        self._draws[stream] += 1
+        draws = self.progress.draws
+        generator = shard.generator(stream, self.rollouts_done - 1, draws[stream])
+        draws[stream] += 1
+        # PPG asks for numbers for sequences, of which each environment has several.
         first = num_envs // shard.count * shard.first
         drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]
 
-    def check_split(self) -> None:
-        """Check that a rollout can be split into equal minibatches."""
-        names, steps = "data.num_envs * data.num_steps", self.data.frames_per_rollout
-        if self.trainer.world_size > 1:  # each rank splits the steps of each environment
-            names, steps = "data.num_steps", self.data.num_steps
-        if steps % self.hparams.num_minibatches:
-            raise ConfigError(
-                f"{names} = {steps} is not divisible by model.num_minibatches ="
-                f" {self.hparams.num_minibatches}: change one of these numbers."
-            )
-
-    def check_update(self) -> None:
-        """Refuse minibatches of one step."""
-        if self.minibatch_size == 1 and self.hparams.norm_adv:
-            raise ConfigError(
-                f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose"
-                " advantage cannot be normalized: lower it, or collect more steps."
-            )
-
-    def check_optimizers(self) -> None:
-        """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""
-        optimizers, schedule = self.trainer.optimizers, self.lr_schedulers()
-        fits = isinstance(schedule, LRScheduler | None) and not isinstance(schedule, ReduceLROnPlateau)
-        fits = fits and len(optimizers) == 1 and bool(optimizers[0].param_groups)
-        if not fits or isinstance(optimizers[0], torch.optim.LBFGS):
-            raise ConfigError(
-                f"{type(self).__name__}.configure_optimizers must return one optimizer (but not LBFGS), with"
-                " at most one LRScheduler (but not ReduceLROnPlateau), which is stepped once a rollout:"
-                " self.data.num_rollouts times."
-            )
-        trained = {*trained_parameters(optimizers[0])}
-        left = {
-            key.split(".")[0] for key, x in self.named_parameters() if x.requires_grad and x not in trained
-        }
-        if left:
-            rank_zero_warn(
-                f"The optimizer does not have all parameters of {', '.join(sorted(left))}: yield them in"
-                " trainable_parameters, or freeze them by requires_grad_(False)."
-            )
+    def refusals(self) -> Iterator[str]:
+        """Yield the numbers of minibatches and the agents with which PPO cannot train."""
+        yield from checks.of_steps(self)
+        yield from checks.of_memory(self)
 
     @property
     def steps_per_rollout(self) -> int | None:

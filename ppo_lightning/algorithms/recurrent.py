@@ -1,10 +1,12 @@
 """PPO for agents with a memory after the body: an LSTM or a minGRU."""
 
+from collections.abc import Iterator
+
 from tensordict import TensorDictBase
 
+from ppo_lightning.algorithms import checks
 from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
 from ppo_lightning.rollouts.storage import episode_starts
 
@@ -26,25 +28,9 @@ class RecurrentPPO(PPO):
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
-    takes_memory = True
-
-    def check_agent(self) -> None:
-        """Refuse an agent without a memory, and what PPO refuses."""
-        if self.agent.memory is None:
-            raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
-            )
-        super().check_agent()
-
-    def check_split(self) -> None:
-        """Check that the environments can be split into minibatches."""
-        num_envs = self.data.num_envs // self.trainer.world_size
-        count = self.hparams.num_minibatches
-        if num_envs % count:
-            raise ConfigError(
-                f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be"
-                f" split into model.num_minibatches = {count} minibatches: change one of the two."
-            )
+    def refusals(self) -> Iterator[str]:
+        """Yield the numbers of minibatches and the agents with which RecurrentPPO cannot train."""
+        yield from checks.of_sequences(self)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
         """Return the sequences of the rollout in the order of the minibatches, tensors [N, T, ...].

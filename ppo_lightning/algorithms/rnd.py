@@ -14,13 +14,12 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import channels_last
-from ppo_lightning.models.foreign import require_features
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
@@ -79,10 +78,10 @@ class RND(PPO):
         # Sums of the intrinsic rewards of each environment, which continue from one rollout to the next
         self.sums = dict.fromkeys(("discounted", "episode"), torch.zeros(0))
 
-    def check_agent(self) -> None:
-        """Refuse an agent without features, and what PPO refuses."""
-        require_features(self)
-        super().check_agent()
+    def refusals(self) -> Iterator[str]:
+        """Yield agents without features, and what PPO cannot train."""
+        yield from super().refusals()
+        yield from checks.of_features(self)
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""
@@ -96,7 +95,6 @@ class RND(PPO):
 
     def setup(self, stage: str) -> None:
         """Begin the sums of rewards at 0."""
-        super().setup(stage)
         if stage == "fit":
             zeros = torch.zeros(self.data.shard.count, dtype=torch.float64)
             self.sums = {"discounted": zeros, "episode": zeros.clone()}
@@ -108,8 +106,7 @@ class RND(PPO):
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
                 observation = self.curiosity.view(rollout["next", "observation"])
                 self.curiosity.observe(observation, rollout.get("weight"))
-                self.env_steps += self.data.frames_per_rollout
-                self.extra_steps += self.data.frames_per_rollout
+                self.progress.count_extra(self.data.frames_per_rollout)
 
     @torch.no_grad()
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:

@@ -12,7 +12,6 @@ from torch import Tensor
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -42,11 +41,11 @@ class RPO(PPO):
         check_arguments(RPO.__init__, locals(), "model")
         super().__init__(**hyperparameters)
 
-    def check_agent(self) -> None:
-        """Refuse an agent without a Gaussian head."""
-        super().check_agent()
-        if type(self.agent.head) is not GaussianHead:
-            raise ConfigError(
+    def refusals(self) -> Iterator[str]:
+        """Yield an agent without a Gaussian head, and what PPO cannot train."""
+        yield from super().refusals()
+        if self.agent is not None and type(self.agent.head) is not GaussianHead:
+            yield (
                 "RPO needs continuous actions and an agent with a Gaussian head (model.agent.head gaussian):"
                 " use ppo_lightning.PPO."
             )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
-from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.rollouts.learner import MinibatchLearner
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
+from ppo_lightning.utils.rounding import tolerance
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars
 Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
@@ -34,7 +35,7 @@ class EagerUpdate:
         compile_loss: Compile the loss, where several ranks or a memory keep the update from being one graph.
     """
 
-    def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
+    def __init__(self, module: MinibatchLearner, loss: Loss, compile_loss: bool = False) -> None:
         self.module = module
         self.loss = loss
         self._loss: Loss = compile_per_instance(loss, module.agent.traceable) if compile_loss else loss
@@ -86,7 +87,7 @@ class CompiledUpdate:
         ConfigError: The optimizer is not a plain Adam.
     """
 
-    def __init__(self, module: Learner, eager: EagerUpdate) -> None:
+    def __init__(self, module: MinibatchLearner, eager: EagerUpdate) -> None:
         self.module = module
         self.eager = eager
         optimizer = module.trainer.optimizers[0]
@@ -107,6 +108,7 @@ class CompiledUpdate:
         self._constants = (*group["betas"], group["eps"])
         self._calls = 0
         self._drift = 0.0
+        self._tolerance = tolerance(str(module.trainer.precision), module.device)
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
         cpp_loop = self._params[0].device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
@@ -116,7 +118,7 @@ class CompiledUpdate:
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
-        if self._drift > self.module.tolerance:
+        if self._drift > self._tolerance:
             return self.eager(minibatches)
         if [*map(id, trained_parameters(self._optimizer))] != [*map(id, self._params)]:
             raise ConfigError(
@@ -150,7 +152,7 @@ class CompiledUpdate:
         if expected is not None:
             pairs = [(x, metrics[0][key]) for key, x in expected.items()]
             self._drift = max(float((compiled - x).abs() / (1 + x.abs())) for x, compiled in pairs)
-            if self._drift > self.module.tolerance:
+            if self._drift > self._tolerance:
                 warnings.warn(
                     f"The compiled loss is off by {self._drift:.2g}: the run continues without it.",
                     stacklevel=2,
@@ -275,7 +277,7 @@ def adam_state(optimizer: torch.optim.Adam) -> list[Tensors]:
     return [parameters, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]
 
 
-def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
+def make_update(module: MinibatchLearner, loss: Loss) -> EagerUpdate | CompiledUpdate:
     """Return the update with a loss of a module in a fit, compiled if the module's settings say so."""
     compiled = module.hparams.compile
     whole = module.trainer.world_size == 1 and module.agent.traceable
@@ -290,7 +292,7 @@ def _vector(tensors: Sequence[Tensor]) -> Tensor:
 class _Holder(nn.Module):
     """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
-    def __init__(self, module: Learner, loss: Loss) -> None:
+    def __init__(self, module: MinibatchLearner, loss: Loss) -> None:
         super().__init__()
         self.module = module
         self.loss = loss

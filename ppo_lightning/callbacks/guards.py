@@ -24,19 +24,20 @@ from ppo_lightning.private import forget_writer
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
+from ppo_lightning.utils.rounding import tolerance
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
-SPARE = 2**20  # bytes that stay free on the disk
+FREE_BYTES = 2**20  # that stay free on the disk
 
 
-class Guard(L.Callback):
+class QuietCallback(L.Callback):
     """Base class of the callbacks of every fit, without the hooks around a batch or a minibatch.
 
     Lightning takes 3 microseconds to call a hook, even an empty one. In an iteration of CartPole, 64 calls of
     each callback take 0.5 % of the time. Lightning skips a hook that is not callable.
 
     Example:
-        >>> Guard().on_before_backward is None
+        >>> QuietCallback().on_before_backward is None
         True
     """
 
@@ -48,7 +49,7 @@ class Guard(L.Callback):
     on_before_optimizer_step = None  # type: ignore[assignment]
 
 
-class RolloutGuard(Guard):
+class RolloutGuard(QuietCallback):
     """Callback that warns about faulty rollouts.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
@@ -76,7 +77,7 @@ def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
     with module.trainer.precision_plugin.forward_context():
         recomputed, stored = log_probs_again(module.agent, rollout)
     drift = max((recomputed - stored).abs().tolist(), default=0.0)  # maybe no step counts
-    if drift > module.tolerance:
+    if drift > tolerance(str(module.trainer.precision), module.device):
         warnings.warn(
             f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
             " so that the first ratio of an iteration is not 1: remove dropout and batch normalization"
@@ -98,7 +99,7 @@ def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor
     return recomputed["action_log_prob"][counted], stored["action_log_prob"][counted]
 
 
-class NonFiniteGuard(Guard):
+class NonFiniteGuard(QuietCallback):
     """Callback that ends a run whose losses become non-finite."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
@@ -113,7 +114,7 @@ class NonFiniteGuard(Guard):
             )
 
 
-class EqualRanksGuard(Guard):
+class EqualRanksGuard(QuietCallback):
     """Callback that ends a run whose ranks start at different steps, or differ in weights or statistics."""
 
     every = 10  # rollouts between two comparisons of weights and statistics
@@ -144,7 +145,7 @@ class EqualRanksGuard(Guard):
                     )
 
 
-class LoggerGuard(Guard):
+class LoggerGuard(QuietCallback):
     """Callback that logs all metrics over environment steps and survives failing loggers.
 
     Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
@@ -189,6 +190,6 @@ def _require_space(logger: Logger) -> None:
     if not folder.is_dir():
         return
     table = folder / "metrics.csv"
-    needed = SPARE + (table.stat().st_size if table.is_file() else 0)
+    needed = FREE_BYTES + (table.stat().st_size if table.is_file() else 0)
     if shutil.disk_usage(folder).free < needed:
         raise OSError(f"the disk of {folder} has less than {needed / 2**20:.0f} MiB left")

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning import private
-from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives
@@ -20,7 +20,7 @@ EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM
 INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
-class Preemption(Guard):
+class Preemption(QuietCallback):
     """Callback that saves a checkpoint and ends the run after a signal.
 
     Every fit has this callback, unless the Trainer has one already.

@@ -1,23 +1,18 @@
 """Printed summary at the start and the end of a run."""
 
-import math
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
-from ppo_lightning import private
-from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.rounding import decimals
 
-WARM_UP = 10  # rollouts
 
-
-class RunSummary(Guard):
+class RunSummary(QuietCallback):
     """Callback that prints agent and evaluation, and at the end returns, wall-clock time and checkpoint.
 
     Every fit has this callback, unless the Trainer has one already.
@@ -27,12 +22,10 @@ class RunSummary(Guard):
         >>> trainer = L.Trainer(callbacks=[RunSummary()])
     """
 
-    _limits_epochs = False
-
     def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the agent, its entries and the interval of evaluation on rank 0, and start the clock."""
         agent = pl_module.agent
-        data = pl_module.data
+        plan = pl_module.data.plan
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
             reads = getattr(agent, "reads", "")
@@ -43,40 +36,11 @@ class RunSummary(Guard):
                 print(entries)
             shares = [getattr(trainer, x, 0) for x in ("val_check_interval", "limit_train_batches")]
             if trainer.enable_validation and all(type(x) is float and x == 1 for x in shares):
-                rollouts = data.rollouts_per_epoch * (trainer.check_val_every_n_epoch or 1)
-                steps = rollouts * data.frames_per_rollout
-                print(f"evaluation every {steps} environment steps, episodes: {data.eval_episodes}")
+                rollouts = plan.rollouts_per_epoch * (trainer.check_val_every_n_epoch or 1)
+                steps = rollouts * plan.frames_per_rollout
+                print(f"evaluation every {steps} environment steps, episodes: {plan.eval_episodes}")
         self._started = time.perf_counter()
         self._steps_before = pl_module.env_steps
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Let progress bars show the number of epochs, which Lightning does not know."""
-        self._rollouts = 0
-        self._limits_epochs = trainer.max_epochs == -1
-        if self._limits_epochs:
-            length = max(int(trainer.num_training_batches), 1)
-            left = pl_module.data.num_rollouts - pl_module.rollouts_done
-            # A resumed epoch may have any length; with `max_steps`, Lightning repeats the last one as empty.
-            begun = (1 if trainer.max_steps == -1 else 2) if trainer.ckpt_path else 0
-            trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """Let bars refresh twice a second: with Rich, a refresh delays a rollout of CartPole by a tenth."""
-        # Rollouts before the first update of an off-policy algorithm are many times as fast.
-        self._rollouts += pl_module.env_steps > pl_module.hparams.get("learning_starts", 0)
-        if self._rollouts == WARM_UP:  # a graph is compiled by now
-            self._warm = time.perf_counter()
-        elif self._rollouts == 2 * WARM_UP:
-            seconds = (time.perf_counter() - self._warm) / WARM_UP
-            private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
-
-    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        """Restore the limit, so that the same Trainer can fit again."""
-        if self._limits_epochs:
-            trainer.fit_loop.max_epochs = -1
-        self._limits_epochs = False
-
-    on_exception = on_train_end  # type: ignore[assignment]
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the summary on rank 0."""
@@ -84,10 +48,11 @@ class RunSummary(Guard):
             return
         seconds = time.perf_counter() - self._started
         steps = pl_module.env_steps - self._steps_before
-        if (mean := pl_module.mean_return) is not None:
-            print(f"return over the last {len(pl_module.episode_returns)} episodes: {mean:{decimals(mean)}}")
+        progress = pl_module.progress
+        if (mean := progress.mean_return) is not None:
+            print(f"return over the last {len(progress.episode_returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
-        if pl_module.evaluated_at == pl_module.env_steps and "eval/episodic_return" in metrics:
+        if progress.evaluated_at == progress.env_steps and "eval/episodic_return" in metrics:
             digits = decimals(float(metrics["eval/episodic_return"]))
             average, std, lowest, highest = (
                 f"{metrics[f'eval/episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 import lightning as L
 import torch
 
-from ppo_lightning.callbacks.guards import Guard
-from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.callbacks.guards import QuietCallback
+from ppo_lightning.rollouts.learner import MinibatchLearner
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
 
 
-class Threads(Guard):
+class Threads(QuietCallback):
     """Callback that sets the number of PyTorch threads for training and restores it afterwards.
 
     Every fit has this callback, unless the Trainer has one already.
@@ -32,7 +32,7 @@ class Threads(Guard):
         self.num_threads = num_threads
         self._previous: int | None = None
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: MinibatchLearner) -> None:
         """Set the number of threads."""
         self._previous = torch.get_num_threads()
         rows = min(pl_module.minibatch_size, pl_module.microbatch_size)

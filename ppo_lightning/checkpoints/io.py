@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.plugins import TorchCheckpointIO
+from lightning import Trainer
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from ppo_lightning.checkpoints.file import (
     BESIDE,
@@ -13,6 +14,9 @@ from ppo_lightning.checkpoints.file import (
     write_atomically,
     write_beside,
 )
+from ppo_lightning.checkpoints.run import RUN_KEY, complete, run_entries
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.utils.finite import first_nonfinite
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -64,3 +68,56 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         if not self._failed:
             super().remove_checkpoint(path)
             remove_beside(Path(path))
+
+
+class RunCheckpointIO(CheckpointIO):
+    """Checkpoint plugin that completes what Lightning writes, before another plugin writes it.
+
+    Every run has this plugin around that of its Trainer. A plugin gets a checkpoint after all hooks, so that
+    no override of ``on_save_checkpoint`` loses what a checkpoint needs to be read.
+
+    Args:
+        plugin: The plugin that reads and writes.
+        trainer: The Trainer of the run.
+    """
+
+    def __init__(self, plugin: CheckpointIO, trainer: Trainer) -> None:
+        self.plugin = plugin
+        self.trainer = trainer
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint of the Trainer, or the weights that a started process returns.
+
+        Raises:
+            NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
+        """
+        if "state_dict" not in checkpoint:
+            checkpoint = {**checkpoint, RUN_KEY: run_entries(self.trainer)}
+        elif name := first_nonfinite(checkpoint):
+            raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
+        else:
+            checkpoint = complete(checkpoint, self.trainer)
+        self.plugin.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint with the other plugin."""
+        return self.plugin.load_checkpoint(*args, **kwargs)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint with the other plugin."""
+        self.plugin.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """End the other plugin, which may write in a thread."""
+        self.plugin.teardown()
+
+
+def use_checked_files(trainer: Trainer) -> None:
+    """Let a Trainer write whole files and complete checkpoints, with its own plugin if it has one."""
+    plugin = trainer.strategy.checkpoint_io
+    if type(plugin) is TorchCheckpointIO:  # the Trainer has no plugin
+        plugin = CheckedCheckpointIO()
+    if not isinstance(plugin, RunCheckpointIO):
+        trainer.strategy.checkpoint_io = RunCheckpointIO(plugin, trainer)

@@ -29,10 +29,11 @@ from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import Threads
-from ppo_lightning.callbacks.guards import SPARE
+from ppo_lightning.callbacks.guards import FREE_BYTES
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
+from ppo_lightning.checkpoints.run import require_same_run
 from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.checkpoint_settings import add_checkpoint_settings
 from ppo_lightning.commands.options import (
@@ -161,7 +162,7 @@ class PPOCLI(LightningCLI):
             raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
-            self.datamodule.require_same_rollouts(checkpoint)
+            require_same_run(self.datamodule, checkpoint)
             self.config.fit.seed_everything = checkpoint["seed"]  # for `SaveRunConfig`: a run keeps its seed
             writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
@@ -247,7 +248,7 @@ def _require_writable(folder: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         # On a full disk, creating the TensorBoard file would end the run with a traceback.
-        if shutil.disk_usage(folder).free < SPARE:
+        if shutil.disk_usage(folder).free < FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error

@@ -13,7 +13,7 @@ from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import find_model
 from ppo_lightning.games.tournament import play_games, probe_game
-from ppo_lightning.rollouts.datamodule import maker_of
+from ppo_lightning.rollouts.env_ids import maker_of
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import open_video, picture_of, record_video
 

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
+from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.options import QUIET, parser_of
 from ppo_lightning.envs.envpool import processors
@@ -117,7 +118,7 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
         candidates.append(("--model.compile", "true"))
     if module.device.type == "cpu" and cores > 1:
         candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
-    takes_bf16 = module.trainer.precision != "bf16-mixed" in module.precisions
+    takes_bf16 = isinstance(module, PPO) and module.trainer.precision != "bf16-mixed"
     if takes_bf16 and data.specs.observation.dtype == torch.uint8:
         candidates.append(("--trainer.precision", "bf16-mixed"))
     num_workers = min(data.shard.count, cores)

@@ -12,7 +12,7 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player, agent_player, make_player
 from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, round_robin
-from ppo_lightning.rollouts.datamodule import maker_of
+from ppo_lightning.rollouts.env_ids import maker_of
 
 
 def main(args: Sequence[str]) -> None:

@@ -247,15 +247,6 @@ def _draw(distribution: Any, noise: Tensor | None) -> Tensor:
         return distribution.rsample() if distribution.has_rsample else distribution.sample()
 
 
-def require_features(module: Any) -> None:
-    """Refuse an agent without features for an algorithm that builds on them."""
-    if isinstance(module.agent, ForeignAgent):
-        raise ConfigError(
-            f"{type(module).__name__} builds on the features of an agent, and model.actor and model.critic"
-            " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
-        )
-
-
 # What makes the modules
 
 

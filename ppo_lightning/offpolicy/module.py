@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.optim.adam import adam as guarded_adam
 from torchrl.data import TensorSpec
 
+from ppo_lightning.algorithms import checks
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
 from ppo_lightning.algorithms.update import adam_state
@@ -70,7 +71,6 @@ class OffPolicyModule(AgentModule):
         ConfigError: A number is out of its range, or does not fit the batches.
     """
 
-    precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
     adam_eps = 1e-8
@@ -198,10 +198,10 @@ class OffPolicyModule(AgentModule):
     def log_batch(self, metrics: list[Metrics]) -> None:
         """Log the metrics of a batch: of the first, the last and one for every hundred environment steps."""
         before = self.env_steps - self.data.frames_per_rollout
-        is_between = self.run_log.steps_before < before and self.env_steps < self._last_step
+        is_between = self.progress.steps_before < before and self.env_steps < self.data.plan.num_frames
         if is_between and before // LOG_EVERY == self.env_steps // LOG_EVERY:
             return
-        values: dict[str, Any] = {"charts/SPS": self.run_log.steps_per_second()}
+        values: dict[str, Any] = {"charts/SPS": self.progress.steps_per_second()}
         if metrics:  # of a delayed policy, those of the updates that include it
             size = max(map(len, metrics))
             values |= mean_of([part for part in metrics if len(part) == size])
@@ -209,40 +209,20 @@ class OffPolicyModule(AgentModule):
 
     # Lightning's hooks
 
-    def setup(self, stage: str) -> None:
-        """Check, before any environment is created, that the settings fit the batches."""
-        super().setup(stage)
-        if stage != "fit":
-            return
-        self._refilled_at = 0
-        hparams, data, frames = self.hparams, self.data, self.data.frames_per_rollout
-        batch = f"data.num_envs * data.num_steps = {frames}"
-        refusals = {
-            "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
-            " one: set it to false.": data.overlap,
-            f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
-            " it.": hparams.buffer_size < frames,
-            f"model.learning_starts is {hparams.learning_starts}, and the run ends after {self._last_step}"
-            " steps without an update: lower it, or raise data.total_timesteps.": not self.due(
-                0, self._last_step
-            ),
-        }
-        for sentence, is_refused in refusals.items():
-            if is_refused:
-                raise ConfigError(sentence)
+    def refusals(self) -> Iterator[str]:
+        """Yield settings and agents with which an off-policy algorithm cannot train."""
+        yield from checks.of_memory(self)
+        yield from checks.of_replay(self)
 
-    def check_agent(self) -> None:
-        """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
-        super().check_agent()
-        if type(self.agent.head) is not self.head:
-            if callable(self.agent.default_head):  # the actions do not fit any agent of this kind
-                self.agent.default_head(1, self.data.specs.action)
-            raise ConfigError(
-                f"model.agent is {type(self.agent).__name__}, which {type(self).__name__} cannot train: leave"
-                f" it out, or give an agent whose head is a {self.head.__name__}."
-            )
-        if not self.fitting:
-            return
+    def configure_model(self) -> None:
+        """Build the agent and, for a fit, the buffer."""
+        super().configure_model()
+        if self.fitting:
+            self._refilled_at = 0
+            self.buffer = self.make_buffer()
+
+    def make_buffer(self) -> ReplayBuffer:
+        """Make this rank's share of the buffer, which must fit into memory."""
         row, capacity = stored(self.data.specs.observation), self.hparams.buffer_size
         size = row.shape.numel() * row.dtype.itemsize
         stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
@@ -251,9 +231,9 @@ class OffPolicyModule(AgentModule):
         memories = ranks if device.type == "cuda" else 1
         check_memory(capacity, bytes_per_step // memories, "model.buffer_size", device)
         capacity //= ranks
-        self.buffer = ReplayBuffer(capacity)
         if stacks_frames:
-            self.buffer = FrameBuffer(capacity, self.data.shard.count, row.shape[0])
+            return FrameBuffer(capacity, self.data.shard.count, row.shape[0])
+        return ReplayBuffer(capacity)
 
     def trained(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each of ``learning_rates``, without those that are frozen."""
@@ -279,11 +259,10 @@ class OffPolicyModule(AgentModule):
         super().on_train_start()
         optimizers: Any = self.trainer.optimizers
         states = [{*x.state} for x in optimizers if type(x) is torch.optim.Adam and not x.defaults["amsgrad"]]
-        if self.trainer.lr_scheduler_configs or states != [{*part} for part in self.trained().values()]:
-            raise ConfigError(
-                f"{type(self).__name__}.configure_optimizers must return the Adams of OffPolicyModule and no"
-                " schedule: leave it out. The learning rates of off-policy algorithms are constants."
-            )
+        is_ours = states == [{*part} for part in self.trained().values()]
+        assert is_ours and not self.trainer.lr_scheduler_configs, (
+            "configure_optimizers must return the Adams of OffPolicyModule and no schedule"
+        )
         for optimizer in optimizers:  # a checkpoint restores the rate of its run, which monitors would log
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"]
         self._adams = dict(zip(self.trained(), map(state_and_settings, optimizers), strict=True))
@@ -329,22 +308,18 @@ class OffPolicyModule(AgentModule):
             self._refilled_at = saved.get("refilled_at", 0)
             device = self.trainer.strategy.root_device
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
-        elif 0 < self.env_steps < self._last_step:
+        elif 0 < self.env_steps < self.data.plan.num_frames:
             self._refilled_at = self.env_steps + self.hparams.learning_starts
             problem = (
                 f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"
                 " its policy refill it before learning resumes"
             )
-            if not self.due(self.env_steps, self._last_step):
+            if not self.due(self.env_steps, self.data.plan.num_frames):
                 raise ConfigError(
                     f"{problem}, and the run ends before: raise data.total_timesteps or lower"
                     " model.learning_starts."
                 )
             rank_zero_warn(f"{problem} (model.save_buffer saves it).")
-
-    @property
-    def _last_step(self) -> int:
-        return self.data.num_rollouts * self.data.frames_per_rollout
 
     @property
     def steps_per_rollout(self) -> int:
@@ -354,6 +329,11 @@ class OffPolicyModule(AgentModule):
     @property
     def minibatch_size(self) -> int:
         """Number of transitions of a minibatch on this rank."""
+        return self.hparams.batch_size
+
+    @property
+    def microbatch_size(self) -> int:
+        """Number of transitions that are differentiated at once: all of a minibatch."""
         return self.hparams.batch_size
 
 

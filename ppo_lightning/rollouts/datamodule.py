@@ -2,83 +2,35 @@
 
 import copy
 import functools
-import math
-import pkgutil
-import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
-from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import data_settings, require_known
+from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
+from ppo_lightning.rollouts.env_ids import maker_of, plain
+from ppo_lightning.rollouts.evaluation import EvaluationLoader
+from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector
+from ppo_lightning.rollouts.plan import EVAL_EPISODES, Plan
+from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
-from ppo_lightning.utils.overrides import warn_of_lost_hooks
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
-
-EPOCHS = 20  # of a run, by default
-EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
-UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
-IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
-
-
-class RolloutLoader:
-    """Loader of a run's rollouts, one epoch after the other. Episodes continue from one to the next.
-
-    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
-    update t. The last epoch may be shorter: the run stops after its last rollout. The profiler records
-    ``collect``: the collection of a rollout, or the wait for it. ``begin_iteration`` gets each rollout.
-    """
-
-    def __init__(
-        self,
-        collector: Collector | OverlappedCollector,
-        rollouts_per_epoch: int,
-        profiler: Profiler,
-        begin_iteration: Callable[[TensorDictBase], None],
-    ) -> None:
-        self.profiler = profiler
-        self.begin_iteration = begin_iteration
-        self.collector = collector
-        self._rollouts = iter(collector)
-        self._length = min(rollouts_per_epoch, len(collector))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        for _ in range(self._length):
-            with self.profiler.profile("collect"):
-                rollout = next(self._rollouts, None)
-            if rollout is None:  # the end of the run
-                return
-            self.begin_iteration(rollout)
-            yield rollout
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the data module saves the collector. Without this method, Lightning warns."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing, see :meth:`state_dict`."""
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
@@ -94,7 +46,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             ``seed``, ``seeds`` and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
-            Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` games of several players.
+            Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` those of PettingZoo.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
@@ -102,8 +54,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
             could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
-            function. With ``backend: gymnasium``, ``max_restarts`` is how often each environment may fail:
-            see :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`.
+            function.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
@@ -153,15 +104,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.save_hyperparameters(ignore=["transforms"])  # whose lazy buffers cannot be copied
         self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
-        self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
+        self.hparams.update({key: plain(value) for key, value in self.hparams.items()})
         if isinstance(env_id, functools.partial):
-            self.hparams["env_kwargs"] = _plain(env_id.keywords | (env_kwargs or {}))
+            self.hparams["env_kwargs"] = plain(env_id.keywords | (env_kwargs or {}))
         self.env_id = maker_of(env_id)
-        if worker_backend != "process" and not num_workers:
-            raise ConfigError(
-                f"data.worker_backend is {worker_backend!r} and data.num_workers is 0: set the number of"
-                " workers."
-            )
         self.factory = EnvFactory(
             self.env_id,
             backend,
@@ -178,17 +124,13 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.step_timeout = step_timeout
         self.overlap = overlap
         self.num_envs = num_envs
-        self.frames_per_rollout = num_envs * num_steps  # of all ranks together
-        if not self.num_rollouts:
-            raise ConfigError(
-                f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
-                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
-            )
+        self.progress = Progress()  # that of the module, from the first stage on
+        self._rollouts_per_epoch = rollouts_per_epoch
+        self._time_limit: int | None = None  # of the environments, once they exist
         self.seed = 1
         self.collector: Collector | OverlappedCollector | None = None
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
-        self._rollouts_per_epoch = rollouts_per_epoch
         self._attributes: dict[str, Any] = {}  # of the training environments, as plain types
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
@@ -200,16 +142,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
 
     @property
     def trainer(self) -> Any:
-        """The Trainer of the last run, set by Lightning.
-
-        Raises:
-            ConfigError: There was no run yet.
-        """
-        if self._trainer is None:
-            raise ConfigError(
-                "RolloutDataModule collects with the policy of a run: pass it to fit of a Trainer, whose"
-                " callbacks get each rollout as the batch, or make the environments with make_env."
-            )
+        """The Trainer of the last run, set by Lightning."""
+        assert self._trainer is not None, (
+            "RolloutDataModule collects with the policy of a run: pass it to fit"
+        )
         return self._trainer
 
     @trainer.setter
@@ -217,54 +153,50 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._trainer = trainer
 
     def setup(self, stage: str) -> None:
-        """Share rank 0's seed, from which every rank draws the noise of all ranks."""
+        """Begin a run, and share rank 0's seed, from which all ranks draw all noise."""
         self._close()  # after an interrupted run
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            warn_of_lost_hooks(self.trainer.lightning_module)
+        self.progress = self.trainer.lightning_module.progress
+        if stage == "fit":
+            private.replace_defaults(self.trainer)
+            self.progress.reset()
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     @property
+    def plan(self) -> Plan:
+        """Numbers of the run that follow from the settings, which a second fit may change."""
+        episodes = self.hparams["eval_episodes"]
+        return Plan(
+            self.num_envs,
+            self.num_steps,
+            self.total_timesteps,
+            self._rollouts_per_epoch,
+            episodes,
+            self._time_limit,
+        )
+
+    @property
     def num_rollouts(self) -> int:
         """Rollouts of the whole run."""
-        return self.total_timesteps // self.frames_per_rollout  # a second fit may set other timesteps
+        return self.plan.num_rollouts
 
     @property
-    def rollouts_per_epoch(self) -> int:
-        """Rollouts in an epoch of this fit."""
-        if self._rollouts_per_epoch is None:
-            epochs = EPOCHS
-            if self.hparams["eval_episodes"] is None:
-                epochs = min(epochs, max(self._affordable_episodes // FEWEST_EPISODES, 1))
-            self._rollouts_per_epoch = math.ceil(self.num_rollouts / epochs)
-        return self._rollouts_per_epoch
+    def frames_per_rollout(self) -> int:
+        """Environment steps of a rollout, of all ranks together."""
+        return self.plan.frames_per_rollout
 
     @property
-    def eval_episodes(self) -> int:
-        """Episodes in each evaluation, of all ranks together."""
-        episodes = self.hparams["eval_episodes"]
-        if episodes is not None or self.trainer.state.fn != TrainerFn.FITTING:
-            return episodes or EVAL_EPISODES
-        epochs = math.ceil(self.num_rollouts / self.rollouts_per_epoch)
-        return min(max(self._affordable_episodes // epochs, FEWEST_EPISODES), EVAL_EPISODES)
-
-    @property
-    def _affordable_episodes(self) -> int:
-        """Episodes of evaluation that take a tenth of the steps of a fit, if all reach their time limit."""
-        limit = self.factory.time_limit(self.env) or UNKNOWN_TIME_LIMIT
-        steps = STEPS_AT_ONCE * math.ceil(limit / STEPS_AT_ONCE)
-        return self.num_rollouts * self.frames_per_rollout // (10 * steps)
+    def rollouts_done(self) -> int:
+        """Number of rollouts that the run has handed out, including those before a resume."""
+        return self.progress.rollout_steps // self.plan.frames_per_rollout
 
     @property
     def env(self) -> EnvBase:
-        """This rank's training environments, created at first use.
-
-        Raises:
-            ConfigError: ``num_envs`` cannot be divided among the ranks.
-        """
+        """This rank's training environments, created at first use."""
         if self._env is None:
             shard = self.shard
             self._env = self.factory.make(shard.count, shard.seed, shard.first)
+            self._time_limit = self.factory.time_limit(self._env)
             self._set_attributes()
         return self._env
 
@@ -293,17 +225,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
 
     @property
     def shard(self) -> Shard:
-        """The environments of this rank.
-
-        Raises:
-            ConfigError: ``num_envs`` cannot be divided among the ranks.
-        """
-        count, rest = divmod(self.num_envs, self.trainer.world_size)
-        if rest:
-            raise ConfigError(
-                f"data.num_envs is {self.num_envs} and must be a multiple of the"
-                f" {self.trainer.world_size} ranks."
-            )
+        """The environments of this rank."""
+        count = self.num_envs // self.trainer.world_size
         return Shard(self.seed, self.trainer.global_rank * count, count, self.num_envs)
 
     @property
@@ -317,7 +240,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """Return the loader of the run, which collects each rollout on demand."""
         module = self.trainer.lightning_module
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
-            module.begin_run()
+            self.progress.start()
+            self._rollouts_per_epoch = self.plan.rollouts_per_epoch
             learned = module.agent, module.reward_scaler
             agent, reward_scaler = copy.deepcopy(learned) if self.overlap else learned
             collector = make_collector(
@@ -334,12 +258,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
             if self.trainer.ckpt_path is not None:
                 self._resume()
-            done, first = module.rollouts_done, self.shard.first
+            done, first = self.rollouts_done, self.shard.first
             if done or first:  # otherwise ranks and resumed runs would draw the same numbers again
                 seed_globally(derive_seed(self.seed, "global", done * self.num_envs + first))
-        return RolloutLoader(
-            self.collector, self.rollouts_per_epoch, self.trainer.profiler, module.begin_iteration
-        )
+        num_infos = len(self.factory.log_info)
+        return RolloutLoader(self.collector, self.plan, self.progress, self.trainer, num_infos)
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -349,6 +272,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector, with the running episodes of all ranks. This is a collective."""
         state: dict[str, Any] = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
+        state["progress"] = self.progress.state_dict()
         state["attributes"] = dict(self._attributes)
         if self.collector is None:  # before or after a fit
             return state | {"collector": None}
@@ -357,8 +281,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         return state | {"collector": collector}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the length of epochs, and the state for the collector, which does not exist yet."""
+        """Restore the progress and the length of epochs, and keep the state for the collector to come."""
         self._saved = state_dict
+        if "progress" in state_dict:  # otherwise the module has restored it, of an older version
+            self.progress.load_state_dict(state_dict["progress"])
         if self._rollouts_per_epoch is None:
             self._rollouts_per_epoch = state_dict.get("rollouts_per_epoch")
 
@@ -367,7 +293,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         saved = self._saved
         self._saved = {}
         # Without a state, of a checkpoint saved after a fit, the noise continues all the same.
-        state: Any = saved.get("collector") or {"rollouts": self.trainer.lightning_module.rollouts_done}
+        state: Any = saved.get("collector") or {"rollouts": self.rollouts_done}
         rows = to_rows(state.get("running", {})) if saved.get("backend") == self.backend else []
         outcome = "each environment resumes its episode, to the bit."
         if not (self.collector.can_resume and len(rows) == self.num_envs):
@@ -382,44 +308,25 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 
-    def require_same_rollouts(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the run of a checkpoint can be resumed with these settings.
-
-        Raises:
-            ConfigError: The environment or the size of a rollout differs (the schedules count rollouts), or
-                a setting of that run does not exist.
-        """
-        source = checkpoint["datamodule_hyper_parameters"]
-        require_known(checkpoint, type(self))
-        if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
-            raise ConfigError(
-                f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
-                f" {self.hparams['env_id']}: keep it, or start a new run."
-            )
-        saved = checkpoint["frames_per_rollout"]
-        if saved != self.frames_per_rollout:
-            raise ConfigError(
-                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {saved}, and"
-                f" now it is {self.frames_per_rollout}: keep it, or start a new run."
-            )
-
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one batch: this rank's share of ``eval_episodes`` whole episodes."""
-        shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
-        mine = shares[self.trainer.global_rank]
-        shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
+        episodes = self.hparams["eval_episodes"] or EVAL_EPISODES
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            episodes = self.plan.eval_episodes
+        mine = np.array_split(np.arange(episodes), self.trainer.world_size)[self.trainer.global_rank]
+        shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), episodes)
         agent = self.trainer.lightning_module.agent
-        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, self.trainer.profiler)
+        profiler = self.trainer.profiler
+        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, profiler, self.wait)
 
     test_dataloader = val_dataloader
 
     def teardown(self, stage: str) -> None:
-        """Close the training environments."""
+        """Close the training environments, and let the module release what it holds."""
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the module release what it holds, and close the training environments, after an error."""
-        self.trainer.lightning_module.release()
+        """Close the training environments, and let the module release what it holds, after an error."""
         self._close()
         # Lightning calls this hook after those of all callbacks, and then `sys.exit(1)` for an interrupt.
         if isinstance(exception, KeyboardInterrupt):
@@ -427,36 +334,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             private.end_interrupted(self.trainer, end)
 
     def _close(self) -> None:
+        self.trainer.lightning_module.release()
         if self.collector is not None:
             self.collector.shutdown()
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = self._specs = None
-
-
-def maker_of(env_id: Any) -> Any:
-    """Import what an import path names, and return anything else as it is."""
-    if not (isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)):
-        return env_id
-    try:
-        return pkgutil.resolve_name(env_id)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = "only the program that defined it has it" if "<" in env_id else first_line(error)
-        give = "give data.env_id, an environment's id or a function's import path"
-        raise ConfigError(f"data.env_id {env_id!r} cannot be imported ({reason}): {give}.") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, functools.partial):  # with positional arguments, a name that cannot be imported
-        return _plain(value.func) + (".<arguments>" if value.args else "")
-    if callable(value) and type(value).__repr__ is object.__repr__:  # shows an address, which changes
-        value = type(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -1,7 +1,7 @@
 """Evaluation: whole episodes with the deterministic policy."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -98,6 +98,7 @@ class EvaluationLoader:
         shard: The episodes of this rank, one in each environment.
         step_timeout: As for :func:`evaluate`.
         profiler: Records ``evaluate``.
+        wait: Called first: lets a pending rollout finish, which would draw from the same generators.
     """
 
     factory: EnvFactory
@@ -105,11 +106,13 @@ class EvaluationLoader:
     shard: Shard
     step_timeout: float | None = None
     profiler: Profiler = field(default_factory=PassThroughProfiler)
+    wait: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[TensorDictBase]:
+        self.wait()
         shard = self.shard
         if not shard.count:
             yield no_episodes(0)

@@ -1,47 +1,48 @@
 # ruff: noqa: D102
-"""What updates, the run log and callbacks ask of a LightningModule that learns from rollouts."""
+"""What the run log, callbacks and updates ask of a LightningModule that learns from rollouts."""
 
-from collections import deque
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.progress import Progress
 
 
 class Learner(Protocol):
     """A module of any algorithm, on-policy or off-policy, see :class:`ppo_lightning.AgentModule`."""
 
-    precisions: ClassVar[tuple[str, ...]]
-    env_steps: int
-    episode_returns: deque[float]
-    run_log: Any
-    episode_lengths: deque[float]
-    evaluated_at: int | None  # environment steps of the last evaluation in a fit
+    agent: Any
+    hparams: AttributeDict
+    progress: Progress
 
     @property
-    def agent(self) -> Any: ...
-    @property
     def data(self) -> RolloutDataModule: ...
-    @property
-    def hparams(self) -> Any: ...
     @property
     def trainer(self) -> L.Trainer: ...
     @property
     def device(self) -> torch.device: ...
     @property
+    def env_steps(self) -> int: ...
+    @property
     def rollouts_done(self) -> int: ...
     @property
-    def mean_return(self) -> float | None: ...
+    def steps_per_rollout(self) -> int | None: ...
+    def refusals(self) -> Iterator[str]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+class MinibatchLearner(Learner, Protocol):
+    """A module that takes optimizer steps on minibatches."""
+
     @property
     def minibatch_size(self) -> int: ...
     @property
     def microbatch_size(self) -> int: ...
-    @property
-    def tolerance(self) -> float: ...
-    def state_dict(self) -> dict[str, Any]: ...
     def optimizers(self) -> Any: ...
     def manual_backward(self, loss: Tensor, /) -> None: ...
     def clip_gradients(self, optimizer: Any, value: float, algorithm: str, /) -> None: ...

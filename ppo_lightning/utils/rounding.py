@@ -1,4 +1,6 @@
-"""Rounding of printed returns."""
+"""Rounding of printed returns, and the tolerance of computed numbers."""
+
+import torch
 
 
 def decimals(value: float) -> str:
@@ -9,3 +11,10 @@ def decimals(value: float) -> str:
     """
     magnitude = abs(value)
     return ".1f" if magnitude >= 10 else ".2f" if magnitude >= 1 else ".3f"
+
+
+def tolerance(precision: str, device: torch.device) -> float:
+    """Return the largest accepted difference between two ways to compute the same numbers in a run."""
+    if precision != "32-true":
+        return 0.1
+    return 1e-3 if device.type == "cpu" else 1e-2

@@ -335,8 +335,11 @@ def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
         assert code == 0, errors
         results.append(torch.load(folder / "result.pt"))
         assert results[-1]["validated"].items() <= results[-1]["fitted"].items()
-        assert results[-1]["env_steps"] == 64 * 12
+        progress = results[-1]["progress"]
+        assert (progress["env_steps"], progress["extra_steps"]) == (64 * 14, 64 * 2)
+        assert len(progress["episode_lengths"]) == len(progress["episode_returns"]) > 20
     for result in results[1:]:
+        assert result["progress"] == results[0]["progress"]
         assert result["weights"].keys() == results[0]["weights"].keys()
         for name, value in result["weights"].items():
             assert torch.equal(value, results[0]["weights"][name]), name

@@ -43,7 +43,7 @@ def recipe_of(observations, actions=ACTIONS["discrete"]):
 def module_of(env, memory=None):
     module = RecurrentPPO() if memory else PPO()
     module.agent = build(env, memory)
-    module._recipe = agent_to_plain(module.agent, *env.agent_specs)
+    module.recipe = agent_to_plain(module.agent, *env.agent_specs)
     return module
 
 
@@ -51,7 +51,7 @@ def module_of_spaces(observations, actions=ACTIONS["discrete"]):
     module, observations = PPO(), join_vectors(observations)
     agent = CNNAgent if is_picture(spec_from_space(observations)) else MLPAgent
     module.agent = agent(spec_from_space(observations), spec_from_space(actions))
-    module._recipe = recipe_of(observations, actions)
+    module.recipe = recipe_of(observations, actions)
     return module
 
 

@@ -82,8 +82,7 @@ class Grouped(RecordedPPO):
         optimizer = torch.optim.Adam(groups, lr=1e-3, eps=1e-5)
         return [optimizer], [IterationLR(optimizer, [lambda done: 0.5**done, lambda done: 1.0])]
 
-    def begin_iteration(self, rollout):
-        super().begin_iteration(rollout)
+    def on_train_batch_start(self, rollout, batch_idx):
         groups = self.trainer.optimizers[0].param_groups
         self.seen = [*getattr(self, "seen", []), [(group["lr"], group["eps"]) for group in groups]]
 

@@ -196,8 +196,7 @@ def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
 class Staged(PPO):
     """PPO that freezes the policy after the first iteration."""
 
-    def begin_iteration(self, rollout):
-        super().begin_iteration(rollout)
+    def on_train_batch_start(self, rollout, batch_idx):
         self.agent.actor_body.requires_grad_(self.rollouts_done < 2)
 
 
@@ -363,7 +362,9 @@ def test_an_optimizer_that_the_graph_does_not_support_is_refused(fit, optimizer)
 
 
 class ByEpoch(Tracing):
-    draws_by_epoch = True
+    def epoch_minibatches(self, rollout):
+        for _ in range(self.hparams.update_epochs):
+            yield self.minibatches(rollout)
 
 
 @pytest.mark.integration

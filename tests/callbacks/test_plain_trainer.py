@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMPr
 from lightning.pytorch.loggers import CSVLogger
 
 import ppo_lightning
-from ppo_lightning import DQN, PPG, PPO, RolloutDataModule
+from ppo_lightning import PPG, PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO, RunCheckpointIO
 from ppo_lightning.experiments.report import read_csv
 from ppo_lightning.rollouts.collector import RolloutCollector
 from tests.helpers import ROOT, Forked, SaveAfter, require_same, script
@@ -59,7 +59,8 @@ def test_a_plain_trainer_gets_the_callbacks_and_the_plugin_of_the_command_line(
     for kind in (Threads, Preemption, RunSummary):
         assert kinds(plain).count(kind) == 1
     assert plain.callbacks[kinds(plain).index(Threads)].num_threads == 2
-    assert isinstance(plain.strategy.checkpoint_io, CheckedCheckpointIO)
+    assert isinstance(plain.strategy.checkpoint_io, RunCheckpointIO)
+    assert isinstance(plain.strategy.checkpoint_io.plugin, CheckedCheckpointIO)
     assert "override" not in caplog.text
     assert "Tip:" not in caplog.text
     assert "ppo_lightning.last_checkpoint('lightning_logs')" in capsys.readouterr().out
@@ -119,21 +120,13 @@ class Refreshes(L.Callback):
 
 def test_bars_of_lightning_refresh_twice_a_second(fit):
     """Beside busy processes, ten refreshes of Rich a second take 12 % of the time."""
-    data, refreshes = SMALL | {"total_timesteps": 32 * 25}, Refreshes()
+    data, refreshes = SMALL | {"total_timesteps": 32 * 25, "rollouts_per_epoch": 10}, Refreshes()
     bars = [TQDMProgressBar(), TQDMProgressBar(refresh_rate=2), RichProgressBar()]
     for bar in bars:
         fit(data, MODEL, callbacks=[bar, refreshes], enable_progress_bar=True)
     assert bars[0].refresh_rate > 2
     assert bars[1].refresh_rate == 2, "the user's"
     assert refreshes.per_second == 2
-
-
-def test_the_rate_of_a_bar_is_that_of_rollouts_with_updates(fit):
-    for begins, measured in ((490, False), (100, True)):
-        bar, model = TQDMProgressBar(), {"learning_starts": begins, "batch_size": 16}
-        data = {"num_envs": 1, "num_steps": 10, "total_timesteps": 500}
-        fit(data, model, ppo=DQN, callbacks=[bar], enable_progress_bar=True)
-        assert (bar.refresh_rate > 1) == measured
 
 
 class Epochs(L.Callback):
@@ -202,7 +195,7 @@ def test_a_default_validation_takes_a_tenth_of_the_steps(fit, capsys, monkeypatc
 
     monkeypatch.setattr(RolloutCollector, "_walk", count)
     module = fit({"total_timesteps": 20_000} | data, MODEL, limit_val_batches=1)
-    interval = module.data.rollouts_per_epoch * module.data.frames_per_rollout
+    interval = module.data.plan.rollouts_per_epoch * module.data.frames_per_rollout
     assert f"evaluation every {interval} environment steps, episodes: {episodes}" in capsys.readouterr().out
     assert module.trainer.current_epoch == epochs
     assert steps[True] <= steps[False] / 10
@@ -213,7 +206,7 @@ def test_a_resumed_run_keeps_the_length_of_epochs(fit, tmp_path):
         data = SMALL | {"total_timesteps": total, "eval_episodes": 3}
         keep = ModelCheckpoint(tmp_path, save_top_k=-1)
         module = fit(data, MODEL, callbacks=[keep], enable_checkpointing=True, **options)
-        return module.data.rollouts_per_epoch, module.trainer.current_epoch
+        return module.data.plan.rollouts_per_epoch, module.trainer.current_epoch
 
     assert run(32 * 40) == (2, 20)
     last = ppo_lightning.last_checkpoint(tmp_path)
@@ -293,7 +286,7 @@ def test_a_run_that_gets_a_signal_in_its_last_rollout_completes(fit, tmp_path):
     data = SMALL | {"total_timesteps": 32 * 12, "eval_episodes": 2}
     callbacks = [Send(signal.SIGTERM, 12), ModelCheckpoint(tmp_path)]
     module = fit(data, MODEL, callbacks=callbacks, enable_checkpointing=True, limit_val_batches=1)
-    assert module.evaluated_at == module.env_steps == 32 * 12
+    assert module.progress.evaluated_at == module.env_steps == 32 * 12
     assert len(list(tmp_path.glob("epoch=*.ckpt"))) == 1
     assert (tmp_path / "preempted.ckpt").is_file()  # in case the evaluation takes too long
 

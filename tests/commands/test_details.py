@@ -34,20 +34,14 @@ def test_every_comment_in_the_code_has_an_entry_and_every_entry_a_comment():
         )
 
 
-def test_recipes_have_the_details_that_concern_them(manifests):
+def test_a_detail_has_the_value_of_its_setting(manifests):
     cartpole, hopper, breakout = manifests.values()
-    assert (
-        cartpole["1"] == 4 and cartpole["7"] is True and cartpole["13"] is True and cartpole["6"] == "4 x 4"
-    )
-    assert cartpole["14"] is cartpole["21"] is cartpole["23"] is None
+    assert cartpole["1"] == cartpole["6"] == 4 and cartpole["7"] is True
+    assert cartpole["14"] is cartpole["33"] is None, "settings of other environments and agents"
     assert cartpole["28"] is cartpole["30"] is False
-    assert hopper["23"] == "GaussianHead" and hopper["28"] is True and hopper["29"] == hopper["31"] == 10.0
-    assert (
-        breakout["14"] == 30
-        and breakout["15"] == breakout["20"] == 4
-        and breakout["21"] is breakout["16"] is True
-    )
-    assert breakout["13"] is breakout["P1"] is False
+    assert hopper["28"] is hopper["30"] is True
+    assert breakout["14"] == 30 and breakout["15"] == breakout["20"] == 4 and breakout["16"] is True
+    assert cartpole["12"] is hopper["24"] is breakout["21"] is True
     for manifest in manifests.values():
         assert manifest.keys() == DETAILS.keys()
 
@@ -61,7 +55,7 @@ def test_a_switch_changes_its_detail(name, manifests):
             flags += switch
             switched.append(number)
     without = recipe_manifest(["--config", str(CONFIGS / name), *RECIPES[name], *flags])
-    assert len(switched) >= 8
+    assert len(switched) >= 7
     for number in switched:
         assert without[number] != manifest[number], number
 

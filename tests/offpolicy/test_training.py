@@ -386,8 +386,6 @@ PARTED = PENDULUM | {"env_id": "tests.environments:Parts-v0"}
 NAMED = type("NamedHead", (MLPAgent,), {"default_head": "categorical"})
 REFUSED = {
     "take turns, and the targets of DQN do not change sides": (DQN, TICTACTOE, {}),
-    "Scheduled.configure_optimizers must return the Adams": (Scheduled, CARTPOLE, {}),
-    "Other.configure_optimizers must return the Adams": (Other, CARTPOLE, {}),
     "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
     "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
     "model.agent is OffPolicyAgent, which DQN cannot": (DQN, CARTPOLE, {"agent": OffPolicyAgent}),
@@ -407,6 +405,12 @@ REFUSED = {
     "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),
     "raise model.batch_size instead": (DQN, CARTPOLE, {}, {"accumulate_grad_batches": 2}),
 }
+
+
+@pytest.mark.parametrize("algorithm", [Scheduled, Other])
+def test_other_optimizers_are_an_error_of_the_subclass(fit, algorithm):
+    with pytest.raises(AssertionError, match="must return the Adams of OffPolicyModule and no schedule"):
+        fit(CARTPOLE, ppo=algorithm)
 
 
 @pytest.mark.parametrize("sentence", REFUSED)

@@ -1,0 +1,141 @@
+"""What a checkpoint says of its run, and what a process of several returns to the one that started it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
+
+from ppo_lightning import __version__
+from ppo_lightning.checkpoints.agent import (
+    LOCAL,
+    VERSION,
+    changed_settings,
+    check_same_agent,
+    check_same_state,
+    known_class,
+    trained_agent,
+)
+from ppo_lightning.checkpoints.settings import MAKERS, require_known
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.specs import spec_from_plain
+
+RUN_KEY = "returned"  # in the weights that a started process returns: the entries of `run_entries`
+
+
+def run_entries(trainer: Any) -> dict[str, Any]:
+    """Return the entries with which a checkpoint of a run can be read and resumed, as plain types."""
+    module, data = trainer.lightning_module, trainer.datamodule
+    progress = module.progress
+    # Results of the last evaluation, if it evaluated the current weights
+    metrics = trainer.callback_metrics if progress.evaluated_at == progress.env_steps else {}
+    results = {key.removeprefix("eval/"): float(x) for key, x in metrics.items() if "eval/" in key}
+    return {
+        VERSION: __version__,
+        "agent": module.recipe,
+        "seed": data.seed,
+        "frames_per_rollout": data.frames_per_rollout,
+        "evaluation": results or None,
+        **progress.state_dict(),
+    }
+
+
+def complete(checkpoint: dict[str, Any], trainer: Any) -> dict[str, Any]:
+    """Return a checkpoint of Lightning with the entries of its run and the class of its module."""
+    hyperparameters = dict(checkpoint.get("hyper_parameters", {}))
+    # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
+    for name in MAKERS:
+        hyperparameters.pop(name, None)
+    module_path = class_path(trainer.lightning_module)
+    if not module_path.startswith("__main__.") and LOCAL not in module_path:
+        hyperparameters.setdefault("_class_path", module_path)  # as the command line does
+    return {**checkpoint, **run_entries(trainer), "hyper_parameters": hyperparameters}
+
+
+def class_path(module: Any) -> str:
+    """Return the import path of an object's class."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def restore(module: Any, checkpoint: dict[str, Any]) -> None:
+    """Give a module the agent and the counters of a checkpoint. Lightning loads the weights afterwards.
+
+    Raises:
+        ConfigError: The checkpoint does not fit: its spaces, its agent, its settings or, to resume a run,
+            its environment or its size of rollouts. Or it holds weights only.
+    """
+    if module.agent is None:
+        rebuild(module, checkpoint)
+    check_same_agent(saved=checkpoint["agent"], current=module.recipe)
+    settings = checkpoint.get("hyper_parameters", {})
+    changes = changed_settings("model", settings, module.hparams)
+    writer = known_class(settings.get("_class_path"), L.LightningModule) or type(module)
+    if not isinstance(module, writer):
+        changes = f"The checkpoint is of {writer.__name__} and the module of {type(module).__name__}"
+    check_same_state(saved=checkpoint["state_dict"], current=module.state_dict(), changes=changes)
+    if module.fitting:
+        require_same_run(module.data, checkpoint)
+        module.data.seed = seed = checkpoint["seed"]  # the random numbers continue
+        if (given := os.environ.get("PL_GLOBAL_SEED")) not in (None, str(seed)):
+            rank_zero_warn(f"The resumed run keeps its seed, {seed}: {given} has no effect.")
+    module.loaded = {}, Path()
+    module.progress.load_state_dict(checkpoint)
+
+
+def rebuild(module: Any, checkpoint: dict[str, Any]) -> None:
+    """Build the agent that a checkpoint describes, and the networks of the variant."""
+    given = getattr(module.make_agent, "keywords", {})
+    settings = {key: [*x] if isinstance(x, tuple) else x for key, x in given.items()}
+    plain = {key: x for key, x in settings.items() if isinstance(x, str | int | float | list)}
+    if changes := changed_settings("model.agent", checkpoint["agent"]["init_args"], plain):
+        raise ConfigError(f"{changes}: a checkpoint has the agent of its run, leave the setting out.")
+    module.agent = trained_agent(checkpoint, given).train()
+    module.recipe = checkpoint["agent"]
+    specs = Specs(*(spec_from_plain(module.recipe[name]) for name in ("observation_spec", "action_spec")))
+    module.observation_spec = specs.observation
+    module.add_networks(specs)
+
+
+def require_same_run(data: Any, checkpoint: dict[str, Any]) -> None:
+    """Check that the run of a checkpoint can be resumed with the settings of a data module.
+
+    Raises:
+        ConfigError: The checkpoint has weights only, the environment or the size of a rollout differs (the
+            schedules count rollouts), or a setting of that run does not exist.
+    """
+    if "optimizer_states" not in checkpoint:
+        raise ConfigError(
+            "The checkpoint (ckpt_path) cannot resume a run, because it has no optimizer_states: give a"
+            " checkpoint that was saved without save_weights_only."
+        )
+    source = checkpoint["datamodule_hyper_parameters"]
+    require_known(checkpoint, type(data))
+    if source["backend"] == data.hparams["backend"] and source["env_id"] != data.hparams["env_id"]:
+        raise ConfigError(
+            f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
+            f" {data.hparams['env_id']}: keep it, or start a new run."
+        )
+    saved = checkpoint["frames_per_rollout"]
+    if saved != data.frames_per_rollout:
+        raise ConfigError(
+            f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {saved}, and"
+            f" now it is {data.frames_per_rollout}: keep it, or start a new run."
+        )
+
+
+def receive(module: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights of a state dictionary, after a module received the run that comes with them.
+
+    With ``ddp_spawn`` and ``ddp_notebook``, Lightning pickles the module for the processes that it starts,
+    and returns the weights only. There, :class:`~ppo_lightning.checkpoints.io.RunCheckpointIO` adds the run.
+    """
+    weights = dict(state_dict)
+    if entries := weights.pop(RUN_KEY, None):
+        rebuild(module, entries | {"state_dict": weights})
+        module.progress.load_state_dict(entries)
+        if entries["evaluation"]:
+            module.progress.evaluated_at = module.progress.env_steps
+        module.loaded = {}, Path()
+    return weights

@@ -1,0 +1,76 @@
+"""Numbers of a run that follow from its settings."""
+
+import math
+from dataclasses import dataclass
+
+from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE
+
+EPOCHS = 20  # of a run, by default
+EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
+UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers of a run: rollouts, epochs and episodes of evaluation.
+
+    Attributes:
+        num_envs: Number of environments of all ranks.
+        num_steps: Steps of each environment in a rollout.
+        total_timesteps: Environment steps of the run, of all ranks, as the user asks for them.
+        given_rollouts: Rollouts in an epoch, None: see :attr:`rollouts_per_epoch`.
+        given_episodes: Episodes of an evaluation, None: see :attr:`eval_episodes`.
+        time_limit: Largest number of steps of an episode, None: unknown.
+
+    Example:
+        >>> plan = Plan(num_envs=4, num_steps=128, total_timesteps=500_000, time_limit=500)
+        >>> plan.num_rollouts, plan.rollouts_per_epoch, plan.eval_episodes
+        (976, 49, 4)
+    """
+
+    num_envs: int
+    num_steps: int
+    total_timesteps: int
+    given_rollouts: int | None = None
+    given_episodes: int | None = None
+    time_limit: int | None = None
+
+    @property
+    def frames_per_rollout(self) -> int:
+        """Environment steps of a rollout, of all ranks."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of the run, whole ones only."""
+        return self.total_timesteps // self.frames_per_rollout
+
+    @property
+    def num_frames(self) -> int:
+        """Environment steps of all rollouts."""
+        return self.num_rollouts * self.frames_per_rollout
+
+    @property
+    def rollouts_per_epoch(self) -> int:
+        """Rollouts in an epoch: by default a twentieth of the run, more if evaluations would take long."""
+        if self.given_rollouts is not None:
+            return self.given_rollouts
+        epochs = EPOCHS
+        if self.given_episodes is None:
+            epochs = min(epochs, max(self.affordable_episodes // FEWEST_EPISODES, 1))
+        return math.ceil(self.num_rollouts / epochs)
+
+    @property
+    def eval_episodes(self) -> int:
+        """Episodes in each evaluation of a fit: by default as many as are affordable, from 2 to 10."""
+        if self.given_episodes is not None:
+            return self.given_episodes
+        epochs = math.ceil(self.num_rollouts / self.rollouts_per_epoch)
+        return min(max(self.affordable_episodes // epochs, FEWEST_EPISODES), EVAL_EPISODES)
+
+    @property
+    def affordable_episodes(self) -> int:
+        """Episodes that take a tenth of the steps of the run, if all reach their time limit."""
+        # An evaluation collects so many steps at once, also after the end of its episodes.
+        limit = STEPS_AT_ONCE * math.ceil((self.time_limit or UNKNOWN_TIME_LIMIT) / STEPS_AT_ONCE)
+        return self.num_frames // (10 * limit)
