@@ -62,13 +62,6 @@ def is_compiled(module: "LightningModule") -> bool:
     return module._compiler_ctx is not None
 
 
-def starts_processes(trainer: "Trainer") -> bool:
-    """Return whether the strategy starts the ranks by multiprocessing (``ddp_spawn``, ``ddp_notebook``)."""
-    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-
-    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
-
-
 @contextmanager
 def counted_step(optimizer: Any) -> Iterator[None]:
     """Count an optimizer step in ``trainer.global_step`` without calling ``LightningOptimizer.step``."""

@@ -62,7 +62,7 @@ def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
 
         def setup(self, stage):
             if self.remove:
-                private.remove_step_limit(self.trainer)
+                private.replace_defaults(self.trainer)
 
         def training_step(self, batch, batch_idx):
             self.batches += 1
@@ -76,14 +76,6 @@ def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
     assert limited.batches == 1, "Lightning stops after two optimizer steps, which the first batch takes"
     assert unlimited.batches == 2
     assert trainer.global_step == 6
-
-
-@pytest.mark.parametrize(
-    ("strategy", "starts"), [("auto", False), ("ddp", False), ("ddp_spawn", True), ("ddp_fork", True)]
-)
-def test_strategies_that_start_processes_are_recognized(make_trainer, strategy, starts):
-    trainer = make_trainer(strategy=strategy, devices=1 if strategy == "auto" else 2)
-    assert private.starts_processes(trainer) is starts
 
 
 def test_a_counted_step_raises_the_global_step_by_one(make_trainer):
