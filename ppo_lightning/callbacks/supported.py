@@ -106,8 +106,8 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
-                " in each rollout, which model.target_kl, data.env_kwargs.max_restarts and a VectorEnv with"
-                " AutoresetMode.NEXT_STEP change: set every_n_epochs instead."
+                " in each rollout, which model.target_kl and a VectorEnv with AutoresetMode.NEXT_STEP change:"
+                " set every_n_epochs instead."
             )
         # Lightning saves after a rollout only if the count of optimizer steps is then a multiple.
         if every and steps_per_rollout and every % steps_per_rollout and steps_per_rollout % every:

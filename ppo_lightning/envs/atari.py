@@ -159,6 +159,11 @@ class AtariEnv(BatchedEnv):
         return np.sign(reward) if self.clip_reward else reward
 
 
+def is_atari(env_id: str) -> bool:
+    """Return whether an id from :func:`full_id` selects an Atari game."""
+    return ATARI_ID.fullmatch(env_id) is not None
+
+
 def full_id(env_id: str) -> str:
     """Add ``ALE/`` to the id of an Atari game, as EnvPool and CleanRL write it. Other ids are unchanged."""
     if env_id.endswith("-v5") and env_id not in gymnasium.registry:

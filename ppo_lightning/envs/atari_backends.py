@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import Arrays, AtariEnv
-from ppo_lightning.envs.envpool import threads_of
 from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
+from ppo_lightning.utils.threads import threads_of
 
 
 class EnvPoolAtari(AtariEnv):

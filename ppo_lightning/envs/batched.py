@@ -5,7 +5,7 @@ import functools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -29,7 +29,28 @@ from ppo_lightning.spaces.specs import (
     stored,
     with_axis,
 )
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Stream, derive_seed
+
+
+class Copies(NamedTuple):
+    """What a ``make`` of an adapter is asked for.
+
+    Attributes:
+        seeds: One seed per environment.
+        first_env: Global index of the first environment.
+        stream: ``train`` or ``eval``.
+        render: Whether the first environment must be able to render.
+        keeps_infos: Whether the infos of all steps are kept, because transforms may end episodes.
+        singles: Makes a batch of single Gymnasium environments, as
+            :func:`~ppo_lightning.envs.gymnasium.in_process` does.
+    """
+
+    seeds: list[int]
+    first_env: int
+    stream: Stream
+    render: bool
+    keeps_infos: bool
+    singles: Callable[..., "BatchedEnv"]
 
 
 class BatchedEnv(EnvBase):
@@ -124,7 +145,7 @@ class BatchedEnv(EnvBase):
                 "a vectorized environment that resets at the step after an episode end, because the reset"
                 " would count as a step: make it with AutoresetMode.DISABLED."
             )
-        return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
+        return ""
 
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""
@@ -330,11 +351,13 @@ def untransformed(env: Any) -> Any:
 
 def set_attribute(env: Any, name: str, value: Any) -> None:
     """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
-    while name not in dir(env):
-        if not isinstance(env, gymnasium.Wrapper):
-            raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
-        env = env.env
-    setattr(env, name, copy.deepcopy(value))
+    value = copy.deepcopy(value)
+    if isinstance(env, gymnasium.Env):
+        is_set = env.set_wrapper_attr(name, value, force=False)
+    elif is_set := hasattr(env, name):
+        setattr(env, name, value)
+    if not is_set:
+        raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
 
 
 def name_of(env: Any) -> str:

@@ -4,16 +4,18 @@ TorchRL's own wrapper is not used. It inserts a dummy transition into the batch 
 the final observation with the reset observation, and it needs the packages ``gym`` and ``treevalue``.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.atari import full_id, is_atari
+from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.utils.collectives import world_size
+from ppo_lightning.utils.arguments import require_options
+from ppo_lightning.utils.threads import threads_of
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -98,6 +100,35 @@ class EnvPoolEnv(BatchedEnv):
         return np.concatenate(parts, axis=1)
 
 
+def make(board_game: Callable[..., Any], env_id: str, copies: Copies, /, **env_kwargs: Any) -> Any:
+    """Make copies of an environment for the backend ``envpool``.
+
+    EnvPool does not render: environments that must render are those of Gymnasium with the same ids.
+
+    Args:
+        board_game: Makes the copies of a game of several players.
+        env_id: EnvPool's id, or the id of an Atari game.
+        copies: The copies.
+        **env_kwargs: As for :class:`EnvPoolEnv`, or options of
+            :class:`~ppo_lightning.envs.atari.AtariEnv`.
+
+    Raises:
+        ConfigError: As for these classes.
+    """
+    env_id = full_id(env_id)
+    if is_board_game(env_id):
+        return board_game(env_id, copies, **env_kwargs)
+    if copies.render:
+        env_kwargs.pop("num_threads", None)
+        return make_for_gymnasium(env_id, copies, **env_kwargs)
+    if is_atari(env_id):
+        from ppo_lightning.envs.atari_backends import EnvPoolAtari
+
+        require_options(EnvPoolAtari, f"{env_id} with data.backend 'envpool'", env_kwargs)
+        return EnvPoolAtari(env_id, copies.seeds, **env_kwargs)
+    return EnvPoolEnv(env_id, copies.seeds, **env_kwargs)
+
+
 def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> Callable[[list[int]], Any]:
     """Return a function of seeds that makes one environment of EnvPool for each."""
     make = import_extra("envpool", extra="envpool").make
@@ -123,16 +154,3 @@ def is_board_game(env_id: str) -> bool:
     """Return whether EnvPool's id is a game of several players."""
     known = import_extra("envpool", extra="envpool").registration.registry.specs
     return env_id in known and known[env_id][0] == "envpool.pgx" and env_id != "Play2048-v1"
-
-
-def threads_of(num_threads: int, num_envs: int) -> int:
-    """Return the number of threads. Ranks share the cores where EnvPool (0) would choose all of them."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
-    if num_threads == 0 and ranks > 1:
-        num_threads = max(1, processors() // ranks)
-    return min(num_threads, num_envs)
-
-
-def processors() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,9 @@
 """Gymnasium environments stepped in a loop, the fastest way for a small number of cheap ones."""
 
-import contextlib
 import functools
 import itertools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -22,13 +20,13 @@ from ppo_lightning.envs.answers import (
     numbers_in,
     reraise,
 )
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct, set_attribute
+from ppo_lightning.envs.atari import full_id, is_atari
+from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of, require_distinct
+from ppo_lightning.envs.restarts import RestartOnFailure
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
-from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.arguments import Range, check_arguments, require_options
 
 FALSE = np.False_  # the one object, as True and False of Python are
 
@@ -59,9 +57,7 @@ class GymnasiumEnv(BatchedEnv):
             imports the module first. ``"dm_control/..."`` needs no module.
         seeds: One seed per environment.
         first_env: Global index of the first environment, for messages.
-        max_restarts: How often each environment may fail: if a step raises an exception, or returns a
-            non-finite observation or reward, the environment is made anew. The failed step is truncated with
-            the observation before it and the reward 0, and is not ``valid``.
+        keeps_infos: Keep the infos of all steps, because transforms may end episodes.
         **env_kwargs: Arguments of ``gymnasium.make``, including ``max_episode_steps``, or of the function.
 
     Raises:
@@ -77,7 +73,6 @@ class GymnasiumEnv(BatchedEnv):
     """
 
     info_names = ()
-    keeps_infos = False  # of all steps, because transforms may end episodes
     _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
@@ -85,15 +80,12 @@ class GymnasiumEnv(BatchedEnv):
         env_id: str | Callable[..., gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
+        keeps_infos: bool = False,
         /,
-        *,
-        max_restarts: Annotated[int, Range(0)] = 0,
         **env_kwargs: Any,
     ) -> None:
-        check_arguments(GymnasiumEnv.__init__, locals(), "data.env_kwargs")
         make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
-        self._make = functools.partial(make, **env_kwargs)
-        self.envs = [self._make() for _ in seeds]
+        self.envs = [make(**env_kwargs) for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
                 raise ConfigError(
@@ -135,17 +127,12 @@ class GymnasiumEnv(BatchedEnv):
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
         is_plain = self._to_row is None and self._observation.ndim == 2
         self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
-        self._max_restarts = max_restarts
-        if max_restarts:
-            self.valid = np.ones(len(seeds), bool)
-        self.reseed(seeds)
+        self._keeps_infos = keeps_infos
         self._pending_resets = pending_resets
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, and forget earlier restarts."""
+        """Set the seeds of the next reset."""
         super().reseed(seeds)
-        self._seeds = list(seeds)
-        self._restarts = [0] * len(seeds)  # of each environment
         self._pending_resets = {}
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -200,22 +187,17 @@ class GymnasiumEnv(BatchedEnv):
         """Step the environments in a loop."""
         actions = self._single_actions(action)
         observation, rows, rewards = self._observation, self._rows, self._results[0]
-        if keeps_infos := self.keeps_infos:
+        if keeps_infos := self._keeps_infos:
             self.infos.clear()
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
         number = next(self._step_numbers)
         reads_info = keeps_infos or number == 1
-        valid = self.valid
         self._flags.fill(False)
-        if valid is not None:
-            valid[:] = True
         i, answer = 0, ...
         try:
             for i, env in enumerate(self.envs):
                 answer = ...  # of this step, or none if it raises
-                answer = env.step(actions[i]) if valid is None else self._step_or_restart(i, actions[i])
-                if valid is not None and not valid[i]:
-                    continue
+                answer = env.step(actions[i])
                 value, reward, terminated, truncated, info = answer
                 goes_on = terminated is False or terminated is FALSE
                 goes_on = goes_on and (truncated is False or truncated is FALSE)
@@ -243,7 +225,7 @@ class GymnasiumEnv(BatchedEnv):
         check_step(answer)
         value, reward, terminated, truncated, info = answer
         over = bool(terminated or truncated)
-        if info and (over or self.keeps_infos):
+        if info and (over or self._keeps_infos):
             self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)
@@ -260,39 +242,6 @@ class GymnasiumEnv(BatchedEnv):
         for array, result in zip(self._results, (reward, terminated, truncated), strict=True):
             array[i] = result
 
-    def _step_or_restart(self, i: int, action: Any) -> Any:
-        """Step one environment, and make it anew if it fails: then the step is not valid, and truncated.
-
-        After ``max_restarts`` failures the error is raised, and the collector reports non-finite values.
-        """
-        if self._restarts[i] >= self._max_restarts:
-            return self.envs[i].step(action)
-        try:
-            step = self.envs[i].step(action)
-            row = to_row(self.envs[i].observation_space, step[0])
-            if np.isfinite(row).all() and np.isfinite(step[1]):
-                return step
-            fault = "returned a non-finite observation or reward"
-        except (Exception, SystemExit) as error:
-            fault = f"raised {type(error).__name__} ({first_line(error)})"
-        self._restarts[i] += 1
-        warnings.warn(
-            f"Environment {self._first_env + i} {fault}: it is made anew (restart {self._restarts[i]} of"
-            f" {self._max_restarts}), and the return of its episode does not count.",
-            stacklevel=2,
-        )
-        with contextlib.suppress(Exception):
-            self.envs[i].close()
-        self.envs[i] = self._make()
-        for name, value in self._attributes.items():
-            set_attribute(self.envs[i], name, value)
-        # The count of this environment, so that its episodes do not depend on the failures of others.
-        seed = derive_seed(self._seeds[i], "train", self._restarts[i])
-        self._pending_resets[i] = check_parts(self.envs[i].reset(seed=seed), "reset", 2)
-        assert self.valid is not None
-        self.valid[i], self._results[0][i], self._results[2][i] = False, 0.0, True
-        return None
-
     def get_state(self) -> list[Row] | None:
         """Return states of classic control and MuJoCo environments."""
         states = [read_state(env) for env in self.envs]
@@ -304,6 +253,56 @@ class GymnasiumEnv(BatchedEnv):
         self._pending_resets.clear()
         for env, state in zip(self.envs, states, strict=True):
             restore_state(env, state)
+
+
+def in_process(
+    env_id: str | Callable[..., gymnasium.Env],
+    seeds: list[int],
+    first_env: int = 0,
+    keeps_infos: bool = False,
+    max_restarts: Annotated[int, Range(0)] = 0,
+    /,
+    **env_kwargs: Any,
+) -> GymnasiumEnv:
+    """Make environments that this process steps, and makes anew if they fail.
+
+    The arguments are those of :class:`GymnasiumEnv` and
+    :class:`~ppo_lightning.envs.restarts.RestartOnFailure`.
+    """
+    check_arguments(in_process, locals(), "data.env_kwargs")
+    if not max_restarts:
+        return GymnasiumEnv(env_id, seeds, first_env, keeps_infos, **env_kwargs)
+    function = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
+    make = functools.partial(function, **env_kwargs)
+    names = (f"Environment {number}" for number in itertools.count(first_env))
+    return GymnasiumEnv(
+        lambda: RestartOnFailure(make, max_restarts, next(names)), seeds, first_env, keeps_infos
+    )
+
+
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
+    """Make copies of an environment for the backend ``gymnasium``.
+
+    Args:
+        env_id: Gymnasium's id, or the id of an Atari game.
+        copies: The copies.
+        **env_kwargs: Arguments of ``gymnasium.make``, and ``max_restarts``, see :func:`in_process`. For an
+            Atari game, those of :class:`~ppo_lightning.envs.atari.AtariEnv`.
+
+    Raises:
+        ConfigError: As for :class:`GymnasiumEnv` and :class:`~ppo_lightning.envs.atari.AtariEnv`.
+    """
+    env_id = full_id(env_id)
+    if is_atari(env_id):
+        from ppo_lightning.envs.atari_backends import GymnasiumAtari
+
+        require_options(GymnasiumAtari, f"{env_id} with data.backend 'gymnasium'", env_kwargs)
+        return GymnasiumAtari(env_id, copies.seeds, **env_kwargs)
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
+    max_restarts = env_kwargs.pop("max_restarts", 0)
+    settings = copies.seeds, copies.first_env, copies.keeps_infos, max_restarts
+    return copies.singles(env_id, *settings, **env_kwargs)
 
 
 def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:

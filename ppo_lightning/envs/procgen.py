@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, Copies
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.private import prepare_close
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -130,3 +130,10 @@ class ProcgenEnv(BatchedEnv):
     def render(self) -> np.ndarray | None:
         """Return a picture; at an episode end, Procgen already shows the next level."""
         return self.envs.get_info()[0].get("rgb")
+
+
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> ProcgenEnv:
+    """Make copies of a game for the backend ``procgen``, see :class:`ProcgenEnv`."""
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
+    return ProcgenEnv(env_id, copies.seeds, **env_kwargs)

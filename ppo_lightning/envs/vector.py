@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise, store
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of
+from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
@@ -219,7 +219,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
         seeds: One seed per environment.
 
     Example:
-        >>> env = make_vectorized("CartPole-v1", [1, 2, 3])
+        >>> env = CartPoleEnv(gymnasium.make_vec("CartPole-v1", 3, "vector_entry_point"), [1, 2, 3])
         >>> env.reset_arrays().shape
         (3, 4)
     """
@@ -251,23 +251,25 @@ class CartPoleEnv(GymnasiumVectorEnv):
         return self.envs.step(action)[:4]
 
 
-def make_vectorized(env_id: str, seeds: list[int], /, **env_kwargs: Any) -> GymnasiumVectorEnv:
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEnv:
     """Make the vectorized environment that is registered for an id, for the backend ``vectorized``.
 
     Args:
         env_id: Id with a ``vector_entry_point``, optionally with a module to import.
-        seeds: One seed per environment.
+        copies: The copies.
         **env_kwargs: Arguments of ``gymnasium.make_vec``.
 
     Raises:
         ConfigError: The id has no vectorized environment, or an option is wrong.
     """
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
     try:
-        envs = gymnasium.make_vec(env_id, len(seeds), "vector_entry_point", **env_kwargs)
+        envs = gymnasium.make_vec(env_id, len(copies.seeds), "vector_entry_point", **env_kwargs)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         raise ConfigError(
             f"env_id {env_id!r} does not fit data.backend 'vectorized', or data.env_kwargs does not fit it:"
             f" {first_line(error)}"
         ) from error
     is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
-    return CartPoleEnv(envs, seeds) if is_cartpole else GymnasiumVectorEnv(envs, seeds)
+    return CartPoleEnv(envs, copies.seeds) if is_cartpole else GymnasiumVectorEnv(envs, copies.seeds)

@@ -102,8 +102,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
             could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
-            function. With ``backend: gymnasium``, ``max_restarts`` is how often each environment may fail:
-            see :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`.
+            function.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An

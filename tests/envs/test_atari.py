@@ -11,8 +11,8 @@ from torchrl.envs import RewardClipping
 
 from ppo_lightning import CNNAgent, ConfigError, make_env
 from ppo_lightning.envs import BatchedEnv
-from ppo_lightning.envs.envpool import processors
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.threads import processors
 from tests.helpers import RecordedPPO
 
 BACKENDS = ["envpool", "gymnasium"]

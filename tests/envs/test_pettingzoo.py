@@ -14,7 +14,8 @@ from pettingzoo.utils.conversions import parallel_to_aec, turn_based_aec_to_para
 
 from ppo_lightning import MLPAgent, SelfPlay
 from ppo_lightning.envs import EnvFactory, check_environment, make_env
-from ppo_lightning.envs.conformance import check_rollout, episodes_of, random_play
+from ppo_lightning.envs.conformance import random_play
+from ppo_lightning.envs.rollout_checks import check_rollout, episodes_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv
 from ppo_lightning.games.pettingzoo_atari import PettingZooAtari

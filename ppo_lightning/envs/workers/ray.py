@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import Any
 
-from ppo_lightning.envs.workers import Host, Reply, Worker
+from ppo_lightning.envs.workers.processes import Host, Reply, Worker
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 
 ray: Any = import_extra("ray", extra="ray")
