@@ -15,11 +15,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from ppo_lightning.envs.answers import check_observation, numbers_of, store
+from ppo_lightning.envs.contract import check_observation, numbers_of, require_action, store
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
-    MASK,
     cells_as_choices,
     choice_counts,
     join_vectors,
@@ -271,8 +270,7 @@ class BatchedEnv(EnvBase):
             check_observation(observation, self.unjoined_space)
             raise
         if self._mask is not None and self._forbids_all(target[i : i + 1])[0]:
-            if not over:
-                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            require_action(over)
             target[i, self._mask] = 1  # the value of a final observation may be that of its best action
 
     def _forbids_all(self, rows: np.ndarray) -> np.ndarray:

@@ -12,8 +12,9 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.atari import full_id, is_atari
 from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.arguments import require_options
 from ppo_lightning.utils.threads import threads_of
 
@@ -49,9 +50,9 @@ class EnvPoolEnv(BatchedEnv):
 
     def __init__(self, env_id: str, seeds: list[int], /, num_threads: int = 0, **env_kwargs: Any) -> None:
         envpool = import_extra("envpool", extra="envpool")
-        if env_id not in envpool.list_all_envs():
-            hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() lists the names."
-            raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
+        require_known(
+            env_id, envpool.list_all_envs(), "an environment of EnvPool", "envpool.list_all_envs() lists them"
+        )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
             raise ConfigError(
                 "data.env_kwargs.agent_view_size must be at least 7, because EnvPool writes out of bounds"
@@ -135,17 +136,9 @@ def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> 
 
     def make_all(seeds: list[int]) -> Any:
         options = {"num_envs": len(seeds), "num_threads": threads_of(num_threads, len(seeds))}
-        if env_kwargs.get("batch_size") not in (None, 0, len(seeds)):
-            raise ConfigError(
-                "data.env_kwargs.batch_size lets EnvPool return a part of the environments, and a rollout"
-                " needs all of them: leave it out."
-            )
-        try:
+        options["batch_size"] = len(seeds)  # a rollout needs all environments, not the fastest ones
+        with fitting(env_id, TypeError, ValueError, AssertionError):
             return make(env_id, env_type="gymnasium", seed=list(seeds), **options, **env_kwargs)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(
-                f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
-            ) from error
 
     return make_all
 

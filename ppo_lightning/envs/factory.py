@@ -199,7 +199,7 @@ class EnvFactory:
         return make_by_function if by_function else BACKENDS[self.backend]()
 
     def _check(self, env: EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
-        """Check that environments have the wanted number, and that they have the workers and infos."""
+        """Check that environments have the wanted number, and that workers step them."""
         players = getattr(env, "rows_per_game", 1)
         must_fit = must_fit or (render and players == 1)
         if must_fit and env.batch_size != torch.Size([num_envs]):
@@ -218,9 +218,6 @@ class EnvFactory:
                     f"data.num_workers is {self.num_workers} and must be 0 for {type(env).__name__}: workers"
                     " step single environments of the backend 'gymnasium'."
                 )
-        has_infos = isinstance(env, BatchedEnv) and env.info_names is not None
-        if self.log_info[1:] and not has_infos:
-            raise ConfigError(f"data.log_info: {type(env).__name__} has no infos, leave it out.")
 
     def _try(self, env: BatchedEnv) -> None:
         """Try the transforms on other environments than these."""

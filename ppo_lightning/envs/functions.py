@@ -5,7 +5,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -30,11 +29,6 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     Raises:
         ConfigError: The arguments do not fit, or the function returns another type.
     """
-    if isinstance(function, ModuleType):
-        raise ConfigError(
-            f"data.env_id is the module {function.__name__}: set data.backend to 'pettingzoo' for a game, or"
-            " give the path of a function in the module."
-        )
     seeds, first_env = copies.seeds, copies.first_env
     known = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}
     parameters = parameters_of(function)

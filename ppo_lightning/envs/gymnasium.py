@@ -11,20 +11,22 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import (
+from ppo_lightning.envs.atari import full_id, is_atari
+from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of, require_distinct
+from ppo_lightning.envs.contract import (
     NUMBERS,
     casting_to,
     check_parts,
     check_step,
     describe,
+    fitting,
     numbers_in,
+    require_known,
     reraise,
 )
-from ppo_lightning.envs.atari import full_id, is_atari
-from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of, require_distinct
 from ppo_lightning.envs.restarts import RestartOnFailure
 from ppo_lightning.envs.state import Row, read_state, restore_state
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
 from ppo_lightning.utils.arguments import Range, check_arguments, require_options
 
@@ -167,15 +169,13 @@ class GymnasiumEnv(BatchedEnv):
         from_method = self._mask_source == "method"
         try:
             # One mask for all components, or one per component.
-            masks = self.envs[i].get_wrapper_attr("action_masks")() if from_method else info[MASK]
-        except Exception as error:
-            if over:
-                masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
-            elif from_method:
+            masks = self.envs[i].get_wrapper_attr("action_masks")() if from_method else info.get(MASK)
+        except Exception:
+            if not over:
                 raise
-            else:
-                said = f"the info has no {MASK!r}, which it had at the first reset."
-                raise ConfigError(said) from error
+            masks = None
+        if masks is None and over:
+            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
         try:
             mask = np.concatenate([np.ravel(component) for component in masks])
         except (TypeError, ValueError):
@@ -322,24 +322,16 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
         vars(np).setdefault("in1d", np.isin)  # quadrupeds of dm_control 1.0 call it, and NumPy 2.4 lacks it
     try:
-        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+        with fitting(env_id, TypeError, ValueError, AssertionError, OSError):
+            return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(
             f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
         ) from error
-    except (TypeError, ValueError, AssertionError, OSError) as error:
-        if "'render_mode'" in str(error):
-            raise ConfigError(
-                f"env_id {env_id!r} cannot be rendered: its constructor has no parameter render_mode."
-            ) from error
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
     except gymnasium.error.Error as error:
-        if "entry_point is not specified" in str(error):
-            raise ConfigError(
-                f"env_id {env_id!r} has a vectorized environment only: set data.backend to 'vectorized'."
-            ) from error
-        hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
-        raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
+        known = [] if env_id in gymnasium.registry else list(gymnasium.registry)
+        require_known(env_id, known, "an environment of Gymnasium", first_line(error).rstrip("."))
+        raise
     except Exception as error:
         error.add_note(f"{env_id}: the constructor raised this.")
         raise

@@ -6,7 +6,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv, Copies
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.envs.contract import fitting, require_known
+from ppo_lightning.errors import import_extra
 from ppo_lightning.private import prepare_close
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -61,9 +62,7 @@ class ProcgenEnv(BatchedEnv):
         check_arguments(ProcgenEnv.__init__, locals(), "data.env_kwargs")
         self._procgen = import_extra("procgen", extra="procgen")
         games = self._procgen.env.ENV_NAMES
-        if env_id not in games:
-            hint = nearest(env_id, games) or f": they are {', '.join(games)}."
-            raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
+        require_known(env_id, games, "a game of Procgen", f"they are {', '.join(games)}")
         threads = min(num_threads, len(seeds))
         self._options = options | {
             "distribution_mode": distribution_mode,
@@ -97,14 +96,10 @@ class ProcgenEnv(BatchedEnv):
     def _make(self) -> None:
         self._close_envs()
         seed = int(self._seeds.integers(2**31))
-        try:
+        with fitting(self.game, Exception):  # Procgen also raises the base class
             self.envs = self._procgen.ProcgenGym3Env(
                 num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options
             )
-        except Exception as error:  # Procgen also raises the base class
-            raise ConfigError(
-                f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}."
-            ) from error
         prepare_close(self.envs)
         self._observe()
         self._played = False

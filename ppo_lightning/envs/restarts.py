@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import gymnasium
 import numpy as np
 
-from ppo_lightning.envs.answers import check_parts
+from ppo_lightning.envs.contract import check_parts
 from ppo_lightning.errors import first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.utils.arguments import Range, check_arguments

@@ -12,9 +12,17 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise, store
 from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.envs.contract import (
+    check_observation,
+    check_parts,
+    check_step,
+    fitting,
+    require_action,
+    reraise,
+    store,
+)
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
 from ppo_lightning.utils.seeding import extend_seeds
@@ -169,8 +177,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise
         if self._mask is not None:
             useless = self._forbids_all(self._observation)
-            if useless.any() and (done is None or (useless & ~done).any()):
-                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            require_action(not useless.any() or (done is not None and not (useless & ~done).any()))
             # A final observation has a value, and if resets are late, the policy acts once more.
             self._observation[:, self._mask][useless] = 1
 
@@ -264,12 +271,7 @@ def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEn
     """
     if copies.render:
         env_kwargs["render_mode"] = "rgb_array"
-    try:
+    with fitting(env_id, TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error):
         envs = gymnasium.make_vec(env_id, len(copies.seeds), "vector_entry_point", **env_kwargs)
-    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(
-            f"env_id {env_id!r} does not fit data.backend 'vectorized', or data.env_kwargs does not fit it:"
-            f" {first_line(error)}"
-        ) from error
     is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
     return CartPoleEnv(envs, copies.seeds) if is_cartpole else GymnasiumVectorEnv(envs, copies.seeds)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_parts, check_step, reraise
 from ppo_lightning.envs.batched import name_of, require_distinct
+from ppo_lightning.envs.contract import check_parts, check_step, reraise
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.spaces.entries import PRIVILEGED

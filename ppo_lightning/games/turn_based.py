@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
-from ppo_lightning.envs.answers import reraise
 from ppo_lightning.envs.batched import name_of, require_distinct
+from ppo_lightning.envs.contract import reraise
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv

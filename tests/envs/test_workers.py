@@ -203,7 +203,7 @@ def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit,
         (
             "reward",
             ConfigError,
-            "Faulty, environment 5, step 1: the reward is 'much': step() must return a number there.",
+            "Faulty, environment 5, step 1: the reward is 'much': step() must return a number or flag there.",
         ),
         ("reset", LookupError, "no map"),
         ("is not created", ValueError, "no license"),
