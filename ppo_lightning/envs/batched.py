@@ -52,6 +52,24 @@ class Copies(NamedTuple):
     singles: Callable[..., "BatchedEnv"]
 
 
+class Step(NamedTuple):
+    """What a step of N environments returns, arrays [N, ...], valid until the next call.
+
+    Attributes:
+        observation: Next observations. At episode ends, the final ones: nothing resets itself.
+        reward: Rewards, the environment's own.
+        terminated: Where the flow of rewards ended.
+        truncated: Where the episode was cut off, for example by a time limit.
+        over: Where the episode ended. In an Atari game, the loss of a life terminates, and is not the end.
+    """
+
+    observation: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    over: np.ndarray
+
+
 class BatchedEnv(EnvBase):
     """N environments that step together.
 
@@ -80,9 +98,6 @@ class BatchedEnv(EnvBase):
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
-    # terminates learning while the game continues. None: equal to `done`.
-    episode_done: np.ndarray | None = None
     # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
     step_timeout: float | None = None
     info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
@@ -126,7 +141,8 @@ class BatchedEnv(EnvBase):
         self._attributes: dict[str, Any] = {}  # from `set_attr`
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
         self._observation = self.empty_rows()
-        self._results = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        self._flags = np.zeros((3, self.num_envs), bool)
+        self._results = np.zeros(self.num_envs), *self._flags  # terminated, truncated and over
         # Conversions from observations and to actions of an environment. None: rows are used as they are.
         is_box = isinstance(self.unjoined_space, spaces.Box) and self.unjoined_space is self.spaces[0]
         self._to_row = None if is_box else functools.partial(to_row, self.unjoined_space)
@@ -165,7 +181,7 @@ class BatchedEnv(EnvBase):
             Observations of all N environments, [N, ...], valid until the next call.
         """
 
-    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step_arrays(self, action: np.ndarray) -> Step:
         """Step every environment once.
 
         A finished environment must be reset before the next step.
@@ -174,8 +190,7 @@ class BatchedEnv(EnvBase):
             action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
 
         Returns:
-            Observation [N, ...] (the final observation at episode ends), reward [N], ``terminated`` [N] and
-            ``truncated`` [N], valid until the next call.
+            The step.
         """
         if self._bounds is not None:
             low, high = self._bounds
@@ -190,14 +205,6 @@ class BatchedEnv(EnvBase):
         # Seconds per step. The metadata of dm_control environments is wrong.
         dt = getattr(env.unwrapped, "dt", None)
         return min(float(1 / dt if dt else env.metadata.get("render_fps") or 30), 60.0)
-
-    def episodes_over(self, done: np.ndarray) -> np.ndarray:
-        """Return where the last step ended the episode, [N] bool.
-
-        Args:
-            done: ``terminated | truncated`` of the last step, [N] bool.
-        """
-        return done if self.episode_done is None else self.episode_done
 
     def final_infos(self, done: np.ndarray) -> np.ndarray:
         """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
@@ -230,7 +237,7 @@ class BatchedEnv(EnvBase):
         return reward
 
     @abstractmethod
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
 
     def _take_seeds(self) -> Sequence[int | None]:
@@ -288,16 +295,16 @@ class BatchedEnv(EnvBase):
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        observation, reward, terminated, truncated = self.step_arrays(tensordict["action"].numpy())
+        step = self.step_arrays(tensordict["action"].numpy())
         columns = {
-            "reward": torch.tensor(reward, dtype=torch.float32),
-            "terminated": torch.tensor(terminated),
-            "truncated": torch.tensor(truncated),
-            "done": torch.tensor(terminated | truncated),
+            "reward": torch.tensor(step.reward, dtype=torch.float32),
+            "terminated": torch.tensor(step.terminated),
+            "truncated": torch.tensor(step.truncated),
+            "done": torch.tensor(step.terminated | step.truncated),
         }
-        step = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        step["observation"] = self._tensor(observation)
-        return TensorDict(step, batch_size=self.batch_size)
+        following = {key: values.unsqueeze(-1) for key, values in columns.items()}
+        following["observation"] = self._tensor(step.observation)
+        return TensorDict(following, batch_size=self.batch_size)
 
     def _tensor(self, observation: np.ndarray) -> torch.Tensor:
         """Copy observations to a tensor, doubles where float32 would round numbers of the space."""

@@ -104,15 +104,16 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
     while len(steps) < num_steps and (time.monotonic() < end or not steps):
         before = torch.tensor(observation)
         action = policy(observation, generator)
-        observation, reward, terminated, truncated = env.step_arrays(action)
-        done = terminated | truncated
+        result = env.step_arrays(action)
+        observation = result.observation
+        done = result.terminated | result.truncated
         counts = np.ones_like(done) if env.valid is None else env.valid.copy()
         following = {
             "observation": torch.tensor(observation),
-            "reward": torch.tensor(reward, dtype=torch.float64),
-            "terminated": torch.tensor(terminated),
+            "reward": torch.tensor(result.reward, dtype=torch.float64),
+            "terminated": torch.tensor(result.terminated),
             "done": torch.from_numpy(done | ~counts),  # a step that does not count ends no episode
-            "episode_done": torch.from_numpy(env.episodes_over(done) & counts),
+            "episode_done": torch.from_numpy(result.over & counts),
         }
         player = torch.arange(env.num_envs) % getattr(env, "rows_per_game", 1)
         weight = torch.from_numpy(counts).float()

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.atari import full_id, is_atari
-from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
 from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
 from ppo_lightning.errors import ConfigError, import_extra
@@ -84,14 +84,14 @@ class EnvPoolEnv(BatchedEnv):
         self._observation[info["env_id"]] = self._flat(observation)
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
         self.infos["all"] = info
         if self._limit is not None:  # some environments (Catch) ignore their time limit
             truncated = truncated | (info["elapsed_step"] >= self._limit)
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, terminated | truncated)
 
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.atari import full_id, is_atari
-from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of, require_distinct
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, actions_of, name_of, require_distinct
 from ppo_lightning.envs.contract import (
     NUMBERS,
     casting_to,
@@ -69,8 +69,8 @@ class GymnasiumEnv(BatchedEnv):
     Example:
         >>> env = GymnasiumEnv("CartPole-v1", [1, 2])
         >>> observation = env.reset_arrays()
-        >>> observation, reward, terminated, truncated = env.step_arrays(np.array([0, 1]))
-        >>> observation.shape, reward.tolist()
+        >>> step = env.step_arrays(np.array([0, 1]))
+        >>> step.observation.shape, step.reward.tolist()
         ((2, 4), [1.0, 1.0])
     """
 
@@ -122,8 +122,6 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         super().__init__(space, actions, seeds)
-        self._flags = np.zeros((2, len(seeds)), bool)
-        self._results = self._results[0], *self._flags
         self._step_numbers = itertools.count(1)  # an integer attribute of a module takes 1 microsecond to set
         self._dtype: np.dtype | None = None  # of observations that passed the checks
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
@@ -183,7 +181,7 @@ class GymnasiumEnv(BatchedEnv):
         parts = observation if self._in_dict else {"observation": observation}
         return {**parts, MASK: mask}
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step the environments in a loop."""
         actions = self._single_actions(action)
         observation, rows, rewards = self._observation, self._rows, self._results[0]
@@ -218,7 +216,7 @@ class GymnasiumEnv(BatchedEnv):
                 self._store(i, answer, check=number == 1)
         except (Exception, SystemExit) as error:
             reraise(error, self._location(i), "step", number, answer)
-        return observation, *self._results
+        return Step(observation, *self._results)
 
     def _store(self, i: int, answer: Any, check: bool) -> None:
         """Check and write what a step returned, if it is the first one or differs from it."""
@@ -239,7 +237,7 @@ class GymnasiumEnv(BatchedEnv):
         target = self._observation.dtype  # integers of another type may not fit, and are compared each time
         if differs and dtype is not None and np.can_cast(dtype, target, casting_to(target)):
             self._dtype = dtype
-        for array, result in zip(self._results, (reward, terminated, truncated), strict=True):
+        for array, result in zip(self._results, (reward, terminated, truncated, over), strict=True):
             array[i] = result
 
     def get_state(self) -> list[Row] | None:

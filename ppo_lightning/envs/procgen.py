@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
 from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.errors import import_extra
 from ppo_lightning.private import prepare_close
@@ -115,12 +115,13 @@ class ProcgenEnv(BatchedEnv):
         self._next = observation["rgb"].transpose(0, 3, 1, 2)
         return reward
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         self._played = True
         self.envs.act(action)
         reward = self._observe()
         np.copyto(self._observation, self._next, where=~self._first[:, None, None, None])
-        return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
+        never = np.zeros(self.num_envs, bool)
+        return Step(self._observation, reward.astype(np.float64), self._first, never, self._first)
 
     def render(self) -> np.ndarray | None:
         """Return a picture; at an episode end, Procgen already shows the next level."""

@@ -12,7 +12,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.batched import BatchedEnv, Copies, actions_of, name_of
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, actions_of, name_of
 from ppo_lightning.envs.contract import (
     check_observation,
     check_parts,
@@ -126,7 +126,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             )
         self._observation[~mask] = previous
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step all environments."""
         convert = self._single_actions if self._from_row is None else self._from_row
         number = next(self._step_numbers)
@@ -151,7 +151,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         except (Exception, SystemExit) as error:
             reraise(error, self._name, "step", number)
         self._done = done
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, done)
 
     def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
         """Write observations to the rows.
@@ -252,10 +252,11 @@ class CartPoleEnv(GymnasiumVectorEnv):
             self.envs.steps[i] = 0
         return self.envs.state.T.astype(np.float32)
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step all copies."""
         self.envs.prev_done[:] = False  # disables the autoreset
-        return self.envs.step(action)[:4]
+        observation, reward, terminated, truncated, _ = self.envs.step(action)
+        return Step(observation, reward, terminated, truncated, terminated | truncated)
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEnv:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from torchrl.data import TensorSpec, Unbounded
 
+from ppo_lightning.envs.batched import Step
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.collector import RolloutCollector
 
@@ -28,7 +29,7 @@ class WeightedCollector(RolloutCollector):
         keys = super().rollout_keys()
         return keys if self.env.valid is None else keys | {"weight": Unbounded(())}
 
-    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, t: int, action: np.ndarray) -> Step:
         """Step the environments, and store which steps count."""
         results = super().step(t, action)
         if self._weight is not None:

@@ -40,7 +40,7 @@ def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, bac
     rewards, steps, last = 0.0, 0, None
     for step in range(40):  # the first pole falls, the second one stands until the time limit
         results = batch.step_arrays(np.array([0, step % 2]))
-        following, reward, terminated, truncated = (array.copy() for array in results)
+        following, reward, terminated, truncated, _ = (array.copy() for array in results)
         rewards += reward.sum()
         steps += 2
         # In every real transition, the position of the cart integrates the velocity.
@@ -102,7 +102,7 @@ def play(env, steps, seed=0):
     shape = (env.num_envs, *env.action_spec_unbatched.shape)
     observations, rewards, ends = [np.array(env.reset_arrays())], [], []
     for _ in range(steps):
-        observation, reward, terminated, truncated = env.step_arrays(generator.uniform(-1, 1, shape))
+        observation, reward, terminated, truncated, _ = env.step_arrays(generator.uniform(-1, 1, shape))
         rewards.append(np.array(reward))
         done = terminated | truncated
         ends.append((terminated.copy(), truncated.copy()))
@@ -150,7 +150,7 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
         steps = [batch.step_arrays(action) for batch in (many, single)]
         for one, other in zip(*steps, strict=True):
             assert np.array_equal(one, other)
-        *_, terminated, truncated = steps[0]
+        _, _, terminated, truncated, _ = steps[0]
         ends += terminated.sum(), truncated.sum()
         if (done := terminated | truncated).any():
             assert np.array_equal(many.reset_arrays(done), single.reset_arrays(done))

@@ -260,7 +260,7 @@ def lose_worker(env, number, lose, step_timeout=60.0):
     lose(env, env.workers[number])
     env.step_timeout = step_timeout
     with pytest.warns(UserWarning, match=rf"Worker {number} of 2 .* is made anew \(restart . of"):
-        observation, reward, terminated, truncated = env.step_arrays(np.zeros(count, int))
+        observation, reward, terminated, truncated, _ = env.step_arrays(np.zeros(count, int))
     env.step_timeout = 60.0
     lost = (np.arange(count) >= count // 2) == number
     assert np.array_equal(truncated, lost) and not terminated.any()

@@ -321,7 +321,7 @@ def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit, data):
 
 
 def test_transforms_see_a_restart_as_a_truncation(fit):
-    kwargs = {"kind": "raises", "at": 3, "max_restarts": 9, "env": Trouble.made + 2}
+    kwargs = {"kind": "raises", "at": 3, "max_restarts": 9, "env": Trouble.made + 1}
     data = SMALL | {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
     with pytest.warns(UserWarning, match="restart 1 of 9"):
         module = fit(data | {"transforms": [StepCounter(10)]}, ppo=RecordedPPO)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import derive_seed, seed_globally
@@ -130,7 +130,7 @@ class WorkerEnv(BatchedEnv):
             self._observation[worker.rows] = reply.value
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step in the workers."""
         if self._keeps_infos:
             self.infos.clear()
@@ -140,13 +140,14 @@ class WorkerEnv(BatchedEnv):
         for worker in self.workers:
             rows = worker.rows
             # The episodes of a lost worker are truncated.
-            reply = replies.get(worker) or Reply((self._observation[rows], 0.0, False, True))
+            lost = self._observation[rows], 0.0, False, True, True
+            reply = replies.get(worker) or Reply(lost)
             for array, part in zip(arrays, reply.value, strict=True):
                 array[rows] = part
             if reply.infos:
                 self.infos |= {rows.start + row: info for row, info in reply.infos.items()}
         self._lost.clear()
-        return self._observation, *self._results
+        return Step(self._observation, *self._results)
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset."""
