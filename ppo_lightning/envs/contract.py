@@ -67,12 +67,13 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         is_dict = isinstance(space, spaces.Dict)
-        if is_dict:
+        if isinstance(space, spaces.Dict):
+            kind = f"dictionary with {', '.join(space)}"
             has_parts = isinstance(value, Mapping) and space.keys() <= value.keys()
         else:
+            kind = f"tuple of {len(space.spaces)}"
             has_parts = isinstance(value, tuple | list | np.ndarray) and len(value) == len(space.spaces)
         if not has_parts:
-            kind = f"dictionary with {', '.join(space)}" if is_dict else f"tuple of {len(space.spaces)}"
             raise ConfigError(
                 f"the {name} is {describe(value)} and must be a {kind}, as in observation_space."
             )
