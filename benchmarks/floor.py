@@ -148,7 +148,7 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
         return lambda: envs.step(next(typed))
 
     def step_adapter() -> None:
-        *_, terminated, truncated = env.step_arrays(next(actions))
+        *_, terminated, truncated, _ = env.step_arrays(next(actions))
         if (ended := terminated | truncated).any():
             env.reset_arrays(ended)
 

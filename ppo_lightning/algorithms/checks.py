@@ -158,9 +158,8 @@ def of_checkpoint_callback(callback: ModelCheckpoint, steps_per_rollout: int | N
         )
     if every > 1 and steps_per_rollout is None:
         yield (
-            f"{subject} needs the same number of optimizer steps in each rollout, which model.target_kl,"
-            " data.env_kwargs.max_restarts and a VectorEnv with AutoresetMode.NEXT_STEP change: set"
-            " every_n_epochs instead."
+            f"{subject} needs the same number of optimizer steps in each rollout, which model.target_kl and a"
+            " VectorEnv with AutoresetMode.NEXT_STEP change: set every_n_epochs instead."
         )
     # Lightning saves after a rollout only if the count of optimizer steps is then a multiple.
     if steps_per_rollout and every % steps_per_rollout and steps_per_rollout % every:

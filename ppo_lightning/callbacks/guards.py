@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from ppo_lightning.envs.conformance import check_rollout
+from ppo_lightning.envs.rollout_checks import check_rollout
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import SquashedHead

@@ -7,8 +7,9 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from tensordict import TensorDictBase
 
-from ppo_lightning.envs.conformance import SEVERITIES, Finding, check_environment, episodes_of
+from ppo_lightning.envs.conformance import SEVERITIES, check_environment
 from ppo_lightning.envs.factory import Backend
+from ppo_lightning.envs.rollout_checks import Finding, episodes_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule

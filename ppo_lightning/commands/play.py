@@ -9,7 +9,7 @@ from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import add_agent_arguments, parser_of
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
-from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import find_model
 from ppo_lightning.games.tournament import play_games, probe_game
@@ -65,16 +65,12 @@ def _record_agent(options: argparse.Namespace, command: Sequence[str]) -> None:
     env_id = environment_of(checkpoint, command, options.env_id)
     agent = agent_of(checkpoint, command, options)
     data = checkpoint["datamodule_hyper_parameters"]
-    render = RENDERED_BY.get(data["backend"], data["backend"])
-    backend: Backend = data["backend"] if options.env_id is None else render
-    if options.env_id is None and data["backend"] != render:
-        print(
-            f"trained through {data['backend']}, played through Gymnasium;"
-            " --env_id selects another environment"
-        )
+    backend = data["backend"]
+    if options.env_id is None and backend in ("torch", "envpool"):  # which do not render
+        print(f"trained through {backend}, played through Gymnasium; --env_id selects another environment")
     if data["transforms"]:
         print("trained with data.transforms, played without them: the agent may see other observations")
-    same_family = render == "procgen" or all(
+    same_family = backend == "procgen" or all(
         ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"])
     )
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}

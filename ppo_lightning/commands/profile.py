@@ -14,10 +14,10 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.options import QUIET, parser_of
-from ppo_lightning.envs.envpool import processors
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.threads import processors
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # for compilation and caches: iterations, or at most this time
 STAGES = ("collect", "advantages", "store", "update", "log")  # marks, also for --trainer.profiler simple

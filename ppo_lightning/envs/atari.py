@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.errors import ConfigError, import_extra, nearest
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -26,7 +26,7 @@ class AtariEnv(BatchedEnv):
     """N copies of an Atari game.
 
     Observations are bytes [frame_stack, 84, 84] with the newest frame last. With ``episodic_life``,
-    ``terminated`` is also true at the loss of a life, while ``episode_done`` marks the end of the game.
+    ``terminated`` is also true at the loss of a life, while ``Step.over`` marks the end of the game.
     Resetting a finished environment starts the next life or the next game.
 
     Args:
@@ -60,7 +60,6 @@ class AtariEnv(BatchedEnv):
         "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
         " them, and set the preprocessing in data.env_kwargs."
     )
-    episode_done: np.ndarray
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class AtariEnv(BatchedEnv):
         picture = spaces.Box(0, 255, (frame_stack, screen_size, screen_size), np.uint8)
         super().__init__(picture, spaces.Discrete(self._make()), self.seeds)
         self.lives = np.zeros(self.num_envs, np.int64)
-        self.episode_done = np.ones(self.num_envs, bool)
+        self.over = np.ones(self.num_envs, bool)
 
     @abstractmethod
     def _make(self) -> int:
@@ -131,32 +130,37 @@ class AtariEnv(BatchedEnv):
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Start new games, or new lives in games that are not over."""
         if mask is None:
-            mask = self.episode_done = np.ones(self.num_envs, bool)
+            mask = self.over = np.ones(self.num_envs, bool)
         # The stack of a new episode repeats the first frame.
         # detail 20
-        new_games = np.flatnonzero(mask & self.episode_done)
+        new_games = np.flatnonzero(mask & self.over)
         if len(new_games):
             self._observation[new_games], self.lives[new_games] = self._new_games(new_games)
-        new_lives = np.flatnonzero(mask & ~self.episode_done)
+        new_lives = np.flatnonzero(mask & ~self.over)
         if len(new_lives):
             self._observation[new_lives] = self._next_lives(new_lives)
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         frames, reward, terminated, truncated, lives = self._step_games(action)
         self._observation[:, :-1] = self._observation[:, 1:]
         self._observation[:, -1:] = frames
-        self.episode_done = terminated | truncated
+        self.over = terminated | truncated
         if self.episodic_life:
             # detail 16
             terminated = terminated | ((lives < self.lives) & (lives > 0) & ~truncated)
         self.lives = lives.astype(np.int64)
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, self.over)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
         """Return the clipped reward."""
         # detail 19
         return np.sign(reward) if self.clip_reward else reward
+
+
+def is_atari(env_id: str) -> bool:
+    """Return whether an id from :func:`full_id` selects an Atari game."""
+    return ATARI_ID.fullmatch(env_id) is not None
 
 
 def full_id(env_id: str) -> str:

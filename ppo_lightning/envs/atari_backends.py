@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import Arrays, AtariEnv
-from ppo_lightning.envs.envpool import threads_of
 from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
+from ppo_lightning.utils.threads import threads_of
 
 
 class EnvPoolAtari(AtariEnv):
@@ -117,7 +117,7 @@ class GymnasiumAtari(AtariEnv):
                 "ale": np.frombuffer(game.unwrapped.ale.cloneState(include_rng=True).serialize(), np.uint8),
                 "random": game.unwrapped.np_random.bit_generator.state,
                 "stack": self._observation[i].copy(),
-                "counts": np.array([self.lives[i], self._frames_played[i], self.episode_done[i]]),
+                "counts": np.array([self.lives[i], self._frames_played[i], self.over[i]]),
                 "wrappers": wrapper_attributes(game),
             }
             for i, game in enumerate(self.envs)
@@ -134,7 +134,7 @@ class GymnasiumAtari(AtariEnv):
             generator = emulator.np_random.bit_generator
             generator.state = saved.get("random", generator.state)
             self._observation[i] = saved["stack"]
-            self.lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
+            self.lives[i], self._frames_played[i], self.over[i] = saved["counts"].tolist()
             set_wrapper_attributes(game, saved["wrappers"])
 
     def _frame(self, game: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ import functools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -15,11 +15,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from ppo_lightning.envs.answers import check_observation, numbers_of, store
+from ppo_lightning.envs.contract import check_observation, numbers_of, require_action, store
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
-    MASK,
     cells_as_choices,
     choice_counts,
     join_vectors,
@@ -29,7 +28,46 @@ from ppo_lightning.spaces.specs import (
     stored,
     with_axis,
 )
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Stream, derive_seed
+
+
+class Copies(NamedTuple):
+    """What a ``make`` of an adapter is asked for.
+
+    Attributes:
+        seeds: One seed per environment.
+        first_env: Global index of the first environment.
+        stream: ``train`` or ``eval``.
+        render: Whether the first environment must be able to render.
+        keeps_infos: Whether the infos of all steps are kept, because transforms may end episodes.
+        singles: Makes a batch of single Gymnasium environments, as
+            :func:`~ppo_lightning.envs.gymnasium.in_process` does.
+    """
+
+    seeds: list[int]
+    first_env: int
+    stream: Stream
+    render: bool
+    keeps_infos: bool
+    singles: Callable[..., "BatchedEnv"]
+
+
+class Step(NamedTuple):
+    """What a step of N environments returns, arrays [N, ...], valid until the next call.
+
+    Attributes:
+        observation: Next observations. At episode ends, the final ones: nothing resets itself.
+        reward: Rewards, the environment's own.
+        terminated: Where the flow of rewards ended.
+        truncated: Where the episode was cut off, for example by a time limit.
+        over: Where the episode ended. In an Atari game, the loss of a life terminates, and is not the end.
+    """
+
+    observation: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    over: np.ndarray
 
 
 class BatchedEnv(EnvBase):
@@ -60,9 +98,6 @@ class BatchedEnv(EnvBase):
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
-    # terminates learning while the game continues. None: equal to `done`.
-    episode_done: np.ndarray | None = None
     # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
     step_timeout: float | None = None
     info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
@@ -106,7 +141,8 @@ class BatchedEnv(EnvBase):
         self._attributes: dict[str, Any] = {}  # from `set_attr`
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
         self._observation = self.empty_rows()
-        self._results = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        self._flags = np.zeros((3, self.num_envs), bool)
+        self._results = np.zeros(self.num_envs), *self._flags  # terminated, truncated and over
         # Conversions from observations and to actions of an environment. None: rows are used as they are.
         is_box = isinstance(self.unjoined_space, spaces.Box) and self.unjoined_space is self.spaces[0]
         self._to_row = None if is_box else functools.partial(to_row, self.unjoined_space)
@@ -124,7 +160,7 @@ class BatchedEnv(EnvBase):
                 "a vectorized environment that resets at the step after an episode end, because the reset"
                 " would count as a step: make it with AutoresetMode.DISABLED."
             )
-        return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
+        return ""
 
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""
@@ -145,7 +181,7 @@ class BatchedEnv(EnvBase):
             Observations of all N environments, [N, ...], valid until the next call.
         """
 
-    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step_arrays(self, action: np.ndarray) -> Step:
         """Step every environment once.
 
         A finished environment must be reset before the next step.
@@ -154,8 +190,7 @@ class BatchedEnv(EnvBase):
             action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
 
         Returns:
-            Observation [N, ...] (the final observation at episode ends), reward [N], ``terminated`` [N] and
-            ``truncated`` [N], valid until the next call.
+            The step.
         """
         if self._bounds is not None:
             low, high = self._bounds
@@ -170,14 +205,6 @@ class BatchedEnv(EnvBase):
         # Seconds per step. The metadata of dm_control environments is wrong.
         dt = getattr(env.unwrapped, "dt", None)
         return min(float(1 / dt if dt else env.metadata.get("render_fps") or 30), 60.0)
-
-    def episodes_over(self, done: np.ndarray) -> np.ndarray:
-        """Return where the last step ended the episode, [N] bool.
-
-        Args:
-            done: ``terminated | truncated`` of the last step, [N] bool.
-        """
-        return done if self.episode_done is None else self.episode_done
 
     def final_infos(self, done: np.ndarray) -> np.ndarray:
         """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
@@ -210,7 +237,7 @@ class BatchedEnv(EnvBase):
         return reward
 
     @abstractmethod
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
 
     def _take_seeds(self) -> Sequence[int | None]:
@@ -250,8 +277,7 @@ class BatchedEnv(EnvBase):
             check_observation(observation, self.unjoined_space)
             raise
         if self._mask is not None and self._forbids_all(target[i : i + 1])[0]:
-            if not over:
-                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            require_action(over)
             target[i, self._mask] = 1  # the value of a final observation may be that of its best action
 
     def _forbids_all(self, rows: np.ndarray) -> np.ndarray:
@@ -269,16 +295,16 @@ class BatchedEnv(EnvBase):
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        observation, reward, terminated, truncated = self.step_arrays(tensordict["action"].numpy())
+        step = self.step_arrays(tensordict["action"].numpy())
         columns = {
-            "reward": torch.tensor(reward, dtype=torch.float32),
-            "terminated": torch.tensor(terminated),
-            "truncated": torch.tensor(truncated),
-            "done": torch.tensor(terminated | truncated),
+            "reward": torch.tensor(step.reward, dtype=torch.float32),
+            "terminated": torch.tensor(step.terminated),
+            "truncated": torch.tensor(step.truncated),
+            "done": torch.tensor(step.terminated | step.truncated),
         }
-        step = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        step["observation"] = self._tensor(observation)
-        return TensorDict(step, batch_size=self.batch_size)
+        following = {key: values.unsqueeze(-1) for key, values in columns.items()}
+        following["observation"] = self._tensor(step.observation)
+        return TensorDict(following, batch_size=self.batch_size)
 
     def _tensor(self, observation: np.ndarray) -> torch.Tensor:
         """Copy observations to a tensor, doubles where float32 would round numbers of the space."""
@@ -330,11 +356,13 @@ def untransformed(env: Any) -> Any:
 
 def set_attribute(env: Any, name: str, value: Any) -> None:
     """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
-    while name not in dir(env):
-        if not isinstance(env, gymnasium.Wrapper):
-            raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
-        env = env.env
-    setattr(env, name, copy.deepcopy(value))
+    value = copy.deepcopy(value)
+    if isinstance(env, gymnasium.Env):
+        is_set = env.set_wrapper_attr(name, value, force=False)
+    elif is_set := hasattr(env, name):
+        setattr(env, name, value)
+    if not is_set:
+        raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
 
 
 def name_of(env: Any) -> str:

@@ -4,16 +4,19 @@ TorchRL's own wrapper is not used. It inserts a dummy transition into the batch 
 the final observation with the reset observation, and it needs the packages ``gym`` and ``treevalue``.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.utils.collectives import world_size
+from ppo_lightning.envs.atari import full_id, is_atari
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
+from ppo_lightning.envs.contract import fitting, require_known
+from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
+from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.utils.arguments import require_options
+from ppo_lightning.utils.threads import threads_of
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -47,9 +50,9 @@ class EnvPoolEnv(BatchedEnv):
 
     def __init__(self, env_id: str, seeds: list[int], /, num_threads: int = 0, **env_kwargs: Any) -> None:
         envpool = import_extra("envpool", extra="envpool")
-        if env_id not in envpool.list_all_envs():
-            hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() lists the names."
-            raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
+        require_known(
+            env_id, envpool.list_all_envs(), "an environment of EnvPool", "envpool.list_all_envs() lists them"
+        )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
             raise ConfigError(
                 "data.env_kwargs.agent_view_size must be at least 7, because EnvPool writes out of bounds"
@@ -81,14 +84,14 @@ class EnvPoolEnv(BatchedEnv):
         self._observation[info["env_id"]] = self._flat(observation)
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
         self.infos["all"] = info
         if self._limit is not None:  # some environments (Catch) ignore their time limit
             truncated = truncated | (info["elapsed_step"] >= self._limit)
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, terminated | truncated)
 
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:
@@ -98,23 +101,44 @@ class EnvPoolEnv(BatchedEnv):
         return np.concatenate(parts, axis=1)
 
 
+def make(board_game: Callable[..., Any], env_id: str, copies: Copies, /, **env_kwargs: Any) -> Any:
+    """Make copies of an environment for the backend ``envpool``.
+
+    EnvPool does not render: environments that must render are those of Gymnasium with the same ids.
+
+    Args:
+        board_game: Makes the copies of a game of several players.
+        env_id: EnvPool's id, or the id of an Atari game.
+        copies: The copies.
+        **env_kwargs: As for :class:`EnvPoolEnv`, or options of
+            :class:`~ppo_lightning.envs.atari.AtariEnv`.
+
+    Raises:
+        ConfigError: As for these classes.
+    """
+    env_id = full_id(env_id)
+    if is_board_game(env_id):
+        return board_game(env_id, copies, **env_kwargs)
+    if copies.render:
+        env_kwargs.pop("num_threads", None)
+        return make_for_gymnasium(env_id, copies, **env_kwargs)
+    if is_atari(env_id):
+        from ppo_lightning.envs.atari_backends import EnvPoolAtari
+
+        require_options(EnvPoolAtari, f"{env_id} with data.backend 'envpool'", env_kwargs)
+        return EnvPoolAtari(env_id, copies.seeds, **env_kwargs)
+    return EnvPoolEnv(env_id, copies.seeds, **env_kwargs)
+
+
 def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> Callable[[list[int]], Any]:
     """Return a function of seeds that makes one environment of EnvPool for each."""
     make = import_extra("envpool", extra="envpool").make
 
     def make_all(seeds: list[int]) -> Any:
         options = {"num_envs": len(seeds), "num_threads": threads_of(num_threads, len(seeds))}
-        if env_kwargs.get("batch_size") not in (None, 0, len(seeds)):
-            raise ConfigError(
-                "data.env_kwargs.batch_size lets EnvPool return a part of the environments, and a rollout"
-                " needs all of them: leave it out."
-            )
-        try:
+        options["batch_size"] = len(seeds)  # a rollout needs all environments, not the fastest ones
+        with fitting(env_id, TypeError, ValueError, AssertionError):
             return make(env_id, env_type="gymnasium", seed=list(seeds), **options, **env_kwargs)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(
-                f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
-            ) from error
 
     return make_all
 
@@ -123,16 +147,3 @@ def is_board_game(env_id: str) -> bool:
     """Return whether EnvPool's id is a game of several players."""
     known = import_extra("envpool", extra="envpool").registration.registry.specs
     return env_id in known and known[env_id][0] == "envpool.pgx" and env_id != "Play2048-v1"
-
-
-def threads_of(num_threads: int, num_envs: int) -> int:
-    """Return the number of threads. Ranks share the cores where EnvPool (0) would choose all of them."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
-    if num_threads == 0 and ranks > 1:
-        num_threads = max(1, processors() // ranks)
-    return min(num_threads, num_envs)
-
-
-def processors() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,9 @@
 """Gymnasium environments stepped in a loop, the fastest way for a small number of cheap ones."""
 
-import contextlib
 import functools
 import itertools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,22 +11,24 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import (
+from ppo_lightning.envs.atari import full_id, is_atari
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, actions_of, name_of, require_distinct
+from ppo_lightning.envs.contract import (
     NUMBERS,
     casting_to,
     check_parts,
     check_step,
     describe,
+    fitting,
     numbers_in,
+    require_known,
     reraise,
 )
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct, set_attribute
+from ppo_lightning.envs.restarts import RestartOnFailure
 from ppo_lightning.envs.state import Row, read_state, restore_state
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.rows import to_row
+from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
-from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.arguments import Range, check_arguments, require_options
 
 FALSE = np.False_  # the one object, as True and False of Python are
 
@@ -59,9 +59,7 @@ class GymnasiumEnv(BatchedEnv):
             imports the module first. ``"dm_control/..."`` needs no module.
         seeds: One seed per environment.
         first_env: Global index of the first environment, for messages.
-        max_restarts: How often each environment may fail: if a step raises an exception, or returns a
-            non-finite observation or reward, the environment is made anew. The failed step is truncated with
-            the observation before it and the reward 0, and is not ``valid``.
+        keeps_infos: Keep the infos of all steps, because transforms may end episodes.
         **env_kwargs: Arguments of ``gymnasium.make``, including ``max_episode_steps``, or of the function.
 
     Raises:
@@ -71,13 +69,12 @@ class GymnasiumEnv(BatchedEnv):
     Example:
         >>> env = GymnasiumEnv("CartPole-v1", [1, 2])
         >>> observation = env.reset_arrays()
-        >>> observation, reward, terminated, truncated = env.step_arrays(np.array([0, 1]))
-        >>> observation.shape, reward.tolist()
+        >>> step = env.step_arrays(np.array([0, 1]))
+        >>> step.observation.shape, step.reward.tolist()
         ((2, 4), [1.0, 1.0])
     """
 
     info_names = ()
-    keeps_infos = False  # of all steps, because transforms may end episodes
     _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
@@ -85,15 +82,12 @@ class GymnasiumEnv(BatchedEnv):
         env_id: str | Callable[..., gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
+        keeps_infos: bool = False,
         /,
-        *,
-        max_restarts: Annotated[int, Range(0)] = 0,
         **env_kwargs: Any,
     ) -> None:
-        check_arguments(GymnasiumEnv.__init__, locals(), "data.env_kwargs")
         make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
-        self._make = functools.partial(make, **env_kwargs)
-        self.envs = [self._make() for _ in seeds]
+        self.envs = [make(**env_kwargs) for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
                 raise ConfigError(
@@ -128,24 +122,17 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         super().__init__(space, actions, seeds)
-        self._flags = np.zeros((2, len(seeds)), bool)
-        self._results = self._results[0], *self._flags
         self._step_numbers = itertools.count(1)  # an integer attribute of a module takes 1 microsecond to set
         self._dtype: np.dtype | None = None  # of observations that passed the checks
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
         is_plain = self._to_row is None and self._observation.ndim == 2
         self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
-        self._max_restarts = max_restarts
-        if max_restarts:
-            self.valid = np.ones(len(seeds), bool)
-        self.reseed(seeds)
+        self._keeps_infos = keeps_infos
         self._pending_resets = pending_resets
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, and forget earlier restarts."""
+        """Set the seeds of the next reset."""
         super().reseed(seeds)
-        self._seeds = list(seeds)
-        self._restarts = [0] * len(seeds)  # of each environment
         self._pending_resets = {}
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -180,15 +167,13 @@ class GymnasiumEnv(BatchedEnv):
         from_method = self._mask_source == "method"
         try:
             # One mask for all components, or one per component.
-            masks = self.envs[i].get_wrapper_attr("action_masks")() if from_method else info[MASK]
-        except Exception as error:
-            if over:
-                masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
-            elif from_method:
+            masks = self.envs[i].get_wrapper_attr("action_masks")() if from_method else info.get(MASK)
+        except Exception:
+            if not over:
                 raise
-            else:
-                said = f"the info has no {MASK!r}, which it had at the first reset."
-                raise ConfigError(said) from error
+            masks = None
+        if masks is None and over:
+            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
         try:
             mask = np.concatenate([np.ravel(component) for component in masks])
         except (TypeError, ValueError):
@@ -196,26 +181,21 @@ class GymnasiumEnv(BatchedEnv):
         parts = observation if self._in_dict else {"observation": observation}
         return {**parts, MASK: mask}
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step the environments in a loop."""
         actions = self._single_actions(action)
         observation, rows, rewards = self._observation, self._rows, self._results[0]
-        if keeps_infos := self.keeps_infos:
+        if keeps_infos := self._keeps_infos:
             self.infos.clear()
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
         number = next(self._step_numbers)
         reads_info = keeps_infos or number == 1
-        valid = self.valid
         self._flags.fill(False)
-        if valid is not None:
-            valid[:] = True
         i, answer = 0, ...
         try:
             for i, env in enumerate(self.envs):
                 answer = ...  # of this step, or none if it raises
-                answer = env.step(actions[i]) if valid is None else self._step_or_restart(i, actions[i])
-                if valid is not None and not valid[i]:
-                    continue
+                answer = env.step(actions[i])
                 value, reward, terminated, truncated, info = answer
                 goes_on = terminated is False or terminated is FALSE
                 goes_on = goes_on and (truncated is False or truncated is FALSE)
@@ -236,14 +216,14 @@ class GymnasiumEnv(BatchedEnv):
                 self._store(i, answer, check=number == 1)
         except (Exception, SystemExit) as error:
             reraise(error, self._location(i), "step", number, answer)
-        return observation, *self._results
+        return Step(observation, *self._results)
 
     def _store(self, i: int, answer: Any, check: bool) -> None:
         """Check and write what a step returned, if it is the first one or differs from it."""
         check_step(answer)
         value, reward, terminated, truncated, info = answer
         over = bool(terminated or truncated)
-        if info and (over or self.keeps_infos):
+        if info and (over or self._keeps_infos):
             self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)
@@ -257,41 +237,8 @@ class GymnasiumEnv(BatchedEnv):
         target = self._observation.dtype  # integers of another type may not fit, and are compared each time
         if differs and dtype is not None and np.can_cast(dtype, target, casting_to(target)):
             self._dtype = dtype
-        for array, result in zip(self._results, (reward, terminated, truncated), strict=True):
+        for array, result in zip(self._results, (reward, terminated, truncated, over), strict=True):
             array[i] = result
-
-    def _step_or_restart(self, i: int, action: Any) -> Any:
-        """Step one environment, and make it anew if it fails: then the step is not valid, and truncated.
-
-        After ``max_restarts`` failures the error is raised, and the collector reports non-finite values.
-        """
-        if self._restarts[i] >= self._max_restarts:
-            return self.envs[i].step(action)
-        try:
-            step = self.envs[i].step(action)
-            row = to_row(self.envs[i].observation_space, step[0])
-            if np.isfinite(row).all() and np.isfinite(step[1]):
-                return step
-            fault = "returned a non-finite observation or reward"
-        except (Exception, SystemExit) as error:
-            fault = f"raised {type(error).__name__} ({first_line(error)})"
-        self._restarts[i] += 1
-        warnings.warn(
-            f"Environment {self._first_env + i} {fault}: it is made anew (restart {self._restarts[i]} of"
-            f" {self._max_restarts}), and the return of its episode does not count.",
-            stacklevel=2,
-        )
-        with contextlib.suppress(Exception):
-            self.envs[i].close()
-        self.envs[i] = self._make()
-        for name, value in self._attributes.items():
-            set_attribute(self.envs[i], name, value)
-        # The count of this environment, so that its episodes do not depend on the failures of others.
-        seed = derive_seed(self._seeds[i], "train", self._restarts[i])
-        self._pending_resets[i] = check_parts(self.envs[i].reset(seed=seed), "reset", 2)
-        assert self.valid is not None
-        self.valid[i], self._results[0][i], self._results[2][i] = False, 0.0, True
-        return None
 
     def get_state(self) -> list[Row] | None:
         """Return states of classic control and MuJoCo environments."""
@@ -304,6 +251,56 @@ class GymnasiumEnv(BatchedEnv):
         self._pending_resets.clear()
         for env, state in zip(self.envs, states, strict=True):
             restore_state(env, state)
+
+
+def in_process(
+    env_id: str | Callable[..., gymnasium.Env],
+    seeds: list[int],
+    first_env: int = 0,
+    keeps_infos: bool = False,
+    max_restarts: Annotated[int, Range(0)] = 0,
+    /,
+    **env_kwargs: Any,
+) -> GymnasiumEnv:
+    """Make environments that this process steps, and makes anew if they fail.
+
+    The arguments are those of :class:`GymnasiumEnv` and
+    :class:`~ppo_lightning.envs.restarts.RestartOnFailure`.
+    """
+    check_arguments(in_process, locals(), "data.env_kwargs")
+    if not max_restarts:
+        return GymnasiumEnv(env_id, seeds, first_env, keeps_infos, **env_kwargs)
+    function = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
+    make = functools.partial(function, **env_kwargs)
+    names = (f"Environment {number}" for number in itertools.count(first_env))
+    return GymnasiumEnv(
+        lambda: RestartOnFailure(make, max_restarts, next(names)), seeds, first_env, keeps_infos
+    )
+
+
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
+    """Make copies of an environment for the backend ``gymnasium``.
+
+    Args:
+        env_id: Gymnasium's id, or the id of an Atari game.
+        copies: The copies.
+        **env_kwargs: Arguments of ``gymnasium.make``, and ``max_restarts``, see :func:`in_process`. For an
+            Atari game, those of :class:`~ppo_lightning.envs.atari.AtariEnv`.
+
+    Raises:
+        ConfigError: As for :class:`GymnasiumEnv` and :class:`~ppo_lightning.envs.atari.AtariEnv`.
+    """
+    env_id = full_id(env_id)
+    if is_atari(env_id):
+        from ppo_lightning.envs.atari_backends import GymnasiumAtari
+
+        require_options(GymnasiumAtari, f"{env_id} with data.backend 'gymnasium'", env_kwargs)
+        return GymnasiumAtari(env_id, copies.seeds, **env_kwargs)
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
+    max_restarts = env_kwargs.pop("max_restarts", 0)
+    settings = copies.seeds, copies.first_env, copies.keeps_infos, max_restarts
+    return copies.singles(env_id, *settings, **env_kwargs)
 
 
 def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
@@ -323,24 +320,16 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
         vars(np).setdefault("in1d", np.isin)  # quadrupeds of dm_control 1.0 call it, and NumPy 2.4 lacks it
     try:
-        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+        with fitting(env_id, TypeError, ValueError, AssertionError, OSError):
+            return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(
             f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
         ) from error
-    except (TypeError, ValueError, AssertionError, OSError) as error:
-        if "'render_mode'" in str(error):
-            raise ConfigError(
-                f"env_id {env_id!r} cannot be rendered: its constructor has no parameter render_mode."
-            ) from error
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
     except gymnasium.error.Error as error:
-        if "entry_point is not specified" in str(error):
-            raise ConfigError(
-                f"env_id {env_id!r} has a vectorized environment only: set data.backend to 'vectorized'."
-            ) from error
-        hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
-        raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
+        known = [] if env_id in gymnasium.registry else list(gymnasium.registry)
+        require_known(env_id, known, "an environment of Gymnasium", first_line(error).rstrip("."))
+        raise
     except Exception as error:
         error.add_note(f"{env_id}: the constructor raised this.")
         raise

@@ -7,7 +7,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
-from ppo_lightning.errors import ConfigError
 
 
 class IsaacLabEnv(TensorEnv):
@@ -24,9 +23,6 @@ class IsaacLabEnv(TensorEnv):
         env: The environment that ``gymnasium.make`` returned.
         clip_actions: Bound of actions whose space has no finite bounds, as in most tasks.
 
-    Raises:
-        ConfigError: The environment has no observation group ``policy``.
-
     Example:
         >>> env = IsaacLabEnv(gymnasium.make("Isaac-Ant-v0", cfg=config))  # doctest: +SKIP
     """
@@ -36,11 +32,6 @@ class IsaacLabEnv(TensorEnv):
     def __init__(self, env: Any, clip_actions: float = 10.0) -> None:
         base = env.unwrapped
         groups = base.single_observation_space
-        if "policy" not in groups.spaces:
-            raise ConfigError(
-                f"The environment has the observation groups {', '.join(groups.spaces)}: it needs the group"
-                " 'policy'."
-            )
         self._has_critic = "critic" in groups.spaces
         observations = groups["policy"]
         if self._has_critic:

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
+from ppo_lightning.envs.contract import fitting, require_known
+from ppo_lightning.errors import import_extra
 from ppo_lightning.private import prepare_close
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -61,9 +62,7 @@ class ProcgenEnv(BatchedEnv):
         check_arguments(ProcgenEnv.__init__, locals(), "data.env_kwargs")
         self._procgen = import_extra("procgen", extra="procgen")
         games = self._procgen.env.ENV_NAMES
-        if env_id not in games:
-            hint = nearest(env_id, games) or f": they are {', '.join(games)}."
-            raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
+        require_known(env_id, games, "a game of Procgen", f"they are {', '.join(games)}")
         threads = min(num_threads, len(seeds))
         self._options = options | {
             "distribution_mode": distribution_mode,
@@ -97,14 +96,10 @@ class ProcgenEnv(BatchedEnv):
     def _make(self) -> None:
         self._close_envs()
         seed = int(self._seeds.integers(2**31))
-        try:
+        with fitting(self.game, Exception):  # Procgen also raises the base class
             self.envs = self._procgen.ProcgenGym3Env(
                 num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options
             )
-        except Exception as error:  # Procgen also raises the base class
-            raise ConfigError(
-                f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}."
-            ) from error
         prepare_close(self.envs)
         self._observe()
         self._played = False
@@ -120,13 +115,21 @@ class ProcgenEnv(BatchedEnv):
         self._next = observation["rgb"].transpose(0, 3, 1, 2)
         return reward
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         self._played = True
         self.envs.act(action)
         reward = self._observe()
         np.copyto(self._observation, self._next, where=~self._first[:, None, None, None])
-        return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
+        never = np.zeros(self.num_envs, bool)
+        return Step(self._observation, reward.astype(np.float64), self._first, never, self._first)
 
     def render(self) -> np.ndarray | None:
         """Return a picture; at an episode end, Procgen already shows the next level."""
         return self.envs.get_info()[0].get("rgb")
+
+
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> ProcgenEnv:
+    """Make copies of a game for the backend ``procgen``, see :class:`ProcgenEnv`."""
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
+    return ProcgenEnv(env_id, copies.seeds, **env_kwargs)

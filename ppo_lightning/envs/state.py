@@ -13,8 +13,9 @@ from ppo_lightning.private import WRAPPER_ATTRIBUTES
 # Environments whose complete state is in their attributes and MuJoCo's data. Others may have hidden state.
 KNOWN = ("gymnasium.envs.classic_control.", "gymnasium.envs.mujoco.")
 # Wrappers whose complete state is in these attributes.
-WRAPPERS = {"AtariPreprocessing", "MaskedVelocity", "OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
-ATTRIBUTES = {*WRAPPER_ATTRIBUTES, "lives", "game_over"}
+WRAPPERS = {"AtariPreprocessing", "MaskedVelocity", "OrderEnforcing", "PassiveEnvChecker"}
+WRAPPERS |= {"RestartOnFailure", "TimeLimit"}
+ATTRIBUTES = {*WRAPPER_ATTRIBUTES, "lives", "game_over", "restarts", "first_seed", "last_observation"}
 Row = dict[str, Any]
 
 
@@ -73,7 +74,7 @@ def set_wrapper_attributes(env: gymnasium.Env, attributes: Row) -> None:
     """Restore the attributes from :func:`wrapper_attributes`."""
     for layer in _layers(env):
         for name in ATTRIBUTES & vars(layer).keys():
-            setattr(layer, name, attributes[name])
+            setattr(layer, name, attributes.get(name, getattr(layer, name)))
 
 
 def _layers(env: Any) -> Iterable[Any]:

@@ -133,11 +133,7 @@ class TensorEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = self.step_tensors(tensordict["action"].clone())
-        if step.terminated.dtype != torch.bool or step.truncated.dtype != torch.bool:
-            raise ConfigError(
-                f"{type(self).__name__}.step_tensors returns terminated of {step.terminated.dtype} and"
-                f" truncated of {step.truncated.dtype}: both must be torch.bool."
-            )
+        assert step.terminated.dtype == step.truncated.dtype == torch.bool
         done = step.terminated | step.truncated
         following = self.rows(step.observation)
         if self.autoresets:

@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 import gymnasium
 import torch
 from torch import Tensor
+from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.batched import Copies
+from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
 from ppo_lightning.envs.tensor_env import FunctionalEnv, State, TensorStep
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.arguments import require_options
 
 
 class Task(NamedTuple):
@@ -160,6 +164,24 @@ class TorchEnv(FunctionalEnv):
 
     def _observe(self, state: State) -> Tensor:
         return self.task.observe(state[0]).float()
+
+
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
+    """Make copies of a task for the backend ``torch``. Those that must render are Gymnasium's.
+
+    Args:
+        env_id: A key of ``TASKS``.
+        copies: The copies.
+        **env_kwargs: Options of :class:`TorchEnv`.
+
+    Raises:
+        ConfigError: The id or an option does not exist.
+    """
+    require_options(TorchEnv, f"{env_id} with data.backend 'torch'", env_kwargs)
+    if copies.render:
+        env_kwargs.pop("device", None)
+        return make_for_gymnasium(env_id, copies, **env_kwargs)
+    return TorchEnv(env_id, copies.seeds, **env_kwargs)
 
 
 def uniform(seeds: Tensor, counts: Tensor, size: int) -> Tensor:

@@ -12,9 +12,17 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise, store
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, actions_of, name_of
+from ppo_lightning.envs.contract import (
+    check_observation,
+    check_parts,
+    check_step,
+    fitting,
+    require_action,
+    reraise,
+    store,
+)
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
 from ppo_lightning.utils.seeding import extend_seeds
@@ -118,7 +126,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             )
         self._observation[~mask] = previous
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step all environments."""
         convert = self._single_actions if self._from_row is None else self._from_row
         number = next(self._step_numbers)
@@ -143,7 +151,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         except (Exception, SystemExit) as error:
             reraise(error, self._name, "step", number)
         self._done = done
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, done)
 
     def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
         """Write observations to the rows.
@@ -169,8 +177,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise
         if self._mask is not None:
             useless = self._forbids_all(self._observation)
-            if useless.any() and (done is None or (useless & ~done).any()):
-                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            require_action(not useless.any() or (done is not None and not (useless & ~done).any()))
             # A final observation has a value, and if resets are late, the policy acts once more.
             self._observation[:, self._mask][useless] = 1
 
@@ -219,7 +226,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
         seeds: One seed per environment.
 
     Example:
-        >>> env = make_vectorized("CartPole-v1", [1, 2, 3])
+        >>> env = CartPoleEnv(gymnasium.make_vec("CartPole-v1", 3, "vector_entry_point"), [1, 2, 3])
         >>> env.reset_arrays().shape
         (3, 4)
     """
@@ -245,29 +252,27 @@ class CartPoleEnv(GymnasiumVectorEnv):
             self.envs.steps[i] = 0
         return self.envs.state.T.astype(np.float32)
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step all copies."""
         self.envs.prev_done[:] = False  # disables the autoreset
-        return self.envs.step(action)[:4]
+        observation, reward, terminated, truncated, _ = self.envs.step(action)
+        return Step(observation, reward, terminated, truncated, terminated | truncated)
 
 
-def make_vectorized(env_id: str, seeds: list[int], /, **env_kwargs: Any) -> GymnasiumVectorEnv:
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEnv:
     """Make the vectorized environment that is registered for an id, for the backend ``vectorized``.
 
     Args:
         env_id: Id with a ``vector_entry_point``, optionally with a module to import.
-        seeds: One seed per environment.
+        copies: The copies.
         **env_kwargs: Arguments of ``gymnasium.make_vec``.
 
     Raises:
         ConfigError: The id has no vectorized environment, or an option is wrong.
     """
-    try:
-        envs = gymnasium.make_vec(env_id, len(seeds), "vector_entry_point", **env_kwargs)
-    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(
-            f"env_id {env_id!r} does not fit data.backend 'vectorized', or data.env_kwargs does not fit it:"
-            f" {first_line(error)}"
-        ) from error
+    if copies.render:
+        env_kwargs["render_mode"] = "rgb_array"
+    with fitting(env_id, TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error):
+        envs = gymnasium.make_vec(env_id, len(copies.seeds), "vector_entry_point", **env_kwargs)
     is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
-    return CartPoleEnv(envs, seeds) if is_cartpole else GymnasiumVectorEnv(envs, seeds)
+    return CartPoleEnv(envs, copies.seeds) if is_cartpole else GymnasiumVectorEnv(envs, copies.seeds)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torchrl.data import TensorSpec, Unbounded
 
+from ppo_lightning.envs.batched import Step
 from ppo_lightning.rollouts.weighted_collector import WeightedCollector, differ
 
 
@@ -35,7 +36,7 @@ class GameCollector(WeightedCollector):
         own = {"player": Unbounded((1,), dtype=torch.int64), "sign": Unbounded(())}
         return super().rollout_keys() | own
 
-    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, t: int, action: np.ndarray) -> Step:
         """Step the games, and store who acted and who acts next."""
         self._player[t] = self.env.mover
         results = super().step(t, action)

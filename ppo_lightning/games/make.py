@@ -7,14 +7,29 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ppo_lightning.envs.batched import begin_with
+from ppo_lightning.envs.batched import Copies, begin_with
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
 from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
 
-__all__ = ["BoardGameEnv", "is_game", "make_games"]
+
+def make(env_id: Any, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
+    """Make copies of a game for the backend ``pettingzoo``, see :func:`make_games`."""
+    return make_games(env_id, copies.seeds, copies.render, **_of_stream(copies, env_kwargs))
+
+
+def make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BoardGameEnv:
+    """Make copies of a game of EnvPool, see :class:`BoardGameEnv`."""
+    return BoardGameEnv(env_id, copies.seeds, **_of_stream(copies, env_kwargs))
+
+
+def _of_stream(copies: Copies, env_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Leave out random openings in an evaluation: its matches begin at the first position."""
+    if copies.stream == "eval":
+        env_kwargs.pop("opening_moves", None)
+    return env_kwargs
 
 
 def make_games(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_parts, check_step, reraise
-from ppo_lightning.envs.batched import name_of, require_distinct
+from ppo_lightning.envs.batched import Step, name_of, require_distinct
+from ppo_lightning.envs.contract import check_parts, check_step, reraise
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.spaces.entries import PRIVILEGED
@@ -122,7 +122,7 @@ class ParallelGamesEnv(GameEnv):
         parts = observation if self._in_dict else {"observation": observation}
         return {**parts, STATE: state}
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         chosen = self._single_actions(action)
         self.valid = self._alive.copy()
         for values in self._results:
@@ -140,7 +140,7 @@ class ParallelGamesEnv(GameEnv):
                     self._reset_game(g)
                     self._observation[rows][dead] = self._fresh[rows][dead]
         self._checked = True
-        return self._observation, *self._results
+        return Step(self._observation, *self._results)
 
     def _step_game(self, g: int, actions: Any) -> None:
         """Step one game with the actions [N] of all rows, and write its results to the rows."""
@@ -155,7 +155,7 @@ class ParallelGamesEnv(GameEnv):
                     raise ConfigError(f"the player {player!r} left the game without a termination.")
                 step = rewards[player], terminated[player], truncated[player]
                 check_step((None, *step, {}))
-                for values, value in zip(self._results, step, strict=True):
+                for values, value in zip(self._results, (*step, step[1] or step[2]), strict=True):
                     values[row] = value
             over = bool(terminated.get(player) or truncated.get(player))  # a dead player may be listed
             was_alive, self._alive[row] = self._alive[row], player in env.agents and not over

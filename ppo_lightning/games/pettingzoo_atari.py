@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from gymnasium import spaces
 
+from ppo_lightning.envs.batched import Step
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import import_pettingzoo, whole_games
@@ -91,12 +92,12 @@ class PettingZooAtari(GameEnv):
             self._add_picture(g)
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         buttons = self._buttons[action.reshape(-1, self.num_players)]
         over = list(map(self._step_game, range(len(self.envs)), buttons))
         terminated = np.repeat(over, self.num_players)
         truncated = np.repeat(self._frames >= self.max_episode_steps * FRAME_SKIP, self.num_players)
-        return self._observation, self._results[0], terminated, truncated
+        return Step(self._observation, self._results[0], terminated, truncated, terminated | truncated)
 
     def _step_game(self, g: int, buttons: np.ndarray) -> bool:
         """Hold the buttons [P] for 4 frames of a game, and return whether the game is over."""

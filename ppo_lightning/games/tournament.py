@@ -101,12 +101,13 @@ def play_games(
             action = np.zeros((num_rows, *choices[0][1].shape[1:]), choices[0][1].dtype)
             for rows, chosen in choices:
                 action[rows] = chosen
-            observation, reward, terminated, truncated = env.step_arrays(action)
-            np.add.at(margin, game, np.where(over, 0, np.where(is_first, reward, -reward)))
-            done = terminated | truncated
-            over |= env.episodes_over(done)
+            step = env.step_arrays(action)
+            observation = step.observation
+            np.add.at(margin, game, np.where(over, 0, np.where(is_first, step.reward, -step.reward)))
+            over |= step.over
             if over.all():
                 break
+            done = step.terminated | step.truncated
             if done.any():
                 observation = np.array(env.reset_arrays(done))
         else:

@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
-from ppo_lightning.envs.answers import reraise
-from ppo_lightning.envs.batched import name_of, require_distinct
+from ppo_lightning.envs.batched import Step, name_of, require_distinct
+from ppo_lightning.envs.contract import reraise
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
@@ -85,7 +85,7 @@ class TurnBasedEnv(GameEnv):
             self._opening_left[g] = self._generators[g].integers(most + 1)
             self._opening_keys[g] = self._generators[g].random((most, num_actions))
 
-    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step_arrays(self, action: np.ndarray) -> Step:
         """Step all games, with random moves in their openings."""
         if not self._opening_keys.shape[1]:
             return super().step_arrays(action)
@@ -160,7 +160,7 @@ class BoardGameEnv(TurnBasedEnv):
             self.start_openings(np.arange(self.num_envs))
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         mover = self.mover
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
         self._observation = self._seen_by_mover(observation, info)
@@ -168,7 +168,7 @@ class BoardGameEnv(TurnBasedEnv):
         self.valid = ~self._ended
         self.start_openings(np.flatnonzero(self._ended))
         self._ended = terminated | truncated
-        return self._observation, reward, terminated, truncated
+        return Step(self._observation, reward, terminated, truncated, self._ended)
 
     def _seen_by_mover(self, observation: np.ndarray, info: dict[str, Any]) -> np.ndarray:
         """Return the rows [N, D] of the players to move, and set ``mover``."""
@@ -246,13 +246,13 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         self.start_openings(games)
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         for g, move in enumerate(action.tolist()):
             try:
                 self._step_game(g, move)
             except (Exception, SystemExit) as error:
                 reraise(error, f"{self._name}, game {g}", "step")
-        return self._observation, *self._results
+        return Step(self._observation, *self._results)
 
     def _step_game(self, g: int, move: int) -> None:
         env = self.envs[g]
@@ -270,10 +270,11 @@ class TurnBasedGamesEnv(TurnBasedEnv):
             )
         if len(set(zip(terminated, truncated, strict=True))) > 1:
             raise ConfigError("one player ended before the other, and turn-based games must end for both.")
-        step = rewards[self.mover[g]], terminated[0], truncated[0]
+        over = terminated[0] or truncated[0]
+        step = rewards[self.mover[g]], terminated[0], truncated[0], over
         for values, value in zip(self._results, step, strict=True):
             values[g] = value
-        self._observe(g, over=terminated[0] or truncated[0])
+        self._observe(g, over)
 
     def _observe(self, g: int, over: bool = False) -> None:
         """Write the observation of the player to move, and set ``mover``."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import TensorSpec
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
@@ -134,11 +134,9 @@ class RolloutCollector(Collector):
             outputs = policy(row, None if noise is None else noise[t], memory)
             for rows, values in zip(targets, outputs, strict=False):
                 rows[t] = values
-            raw, rewards[t], terminated, truncated = self.step(t, outputs[0])
+            raw, rewards[t], terminated, truncated, episode_dones[t] = self.step(t, outputs[0])
             terminateds[t] = terminated
             truncateds[t] = truncated
-            if env.episode_done is not None:
-                episode_dones[t] = env.episode_done
             done = fresh = None
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
@@ -157,7 +155,7 @@ class RolloutCollector(Collector):
         self.observation = observation
         self._evaluated = len(outputs) == len(targets)
 
-    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, t: int, action: np.ndarray) -> Step:
         """Step the environments at step t of the rollout, see :meth:`BatchedEnv.step_arrays`."""
         return self.env.step_arrays(action)
 
@@ -187,8 +185,6 @@ class RolloutCollector(Collector):
         keys = ("terminated", "truncated", "done", "episode_done")
         terminated, truncated, done, episode_done = (store["next", key][..., 0] for key in keys)
         np.logical_or(terminated, truncated, out=done)
-        if self.env.episode_done is None:
-            episode_done[:] = done
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         rewards = self.env.learning_reward(self._raw_rewards)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from torchrl.data import TensorSpec, Unbounded
 
+from ppo_lightning.envs.batched import Step
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.collector import RolloutCollector
 
@@ -12,11 +13,11 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 class WeightedCollector(RolloutCollector):
     """Collector of rollouts [N, T] from environments that flag steps that do not count (``env.valid``).
 
-    These are the steps at which an environment only reset after an episode end, or failed and was made anew
-    (``max_restarts``), and those of agents that are dead while the episode continues.
+    These are the steps at which an environment only reset after an episode end, and those of agents that are
+    dead while the episode continues.
 
     ``weight`` [N, T] is 0 there and 1 elsewhere. Steps of weight 0 enter no statistics of rewards, sums or
-    counts, and end the flow of advantages. The return of a failed episode is left out.
+    counts, and end the flow of advantages.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +29,7 @@ class WeightedCollector(RolloutCollector):
         keys = super().rollout_keys()
         return keys if self.env.valid is None else keys | {"weight": Unbounded(())}
 
-    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, t: int, action: np.ndarray) -> Step:
         """Step the environments, and store which steps count."""
         results = super().step(t, action)
         if self._weight is not None:
@@ -68,7 +69,7 @@ class WeightedCollector(RolloutCollector):
         return rewards if self._weight is None else rewards * self._weight
 
     def finish(self) -> None:
-        """Complete the storage. An episode that failed is left out."""
+        """Complete the storage. A step that does not count ends no episode."""
         super().finish()
         if self._weight is not None:
             self._store["next", "episode_done"][self._weight == 0] = False

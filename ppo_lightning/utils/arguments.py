@@ -145,3 +145,27 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         if not valid:
             or_null = ", or null" if NoneType in kinds else ""
             raise ConfigError(f"{group}.{name} is {value!r}: {requirement}{or_null}.")
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the parameters of a function or class, none if they are unknown."""
+    # The metaclass of TorchRL's environments hides the parameters of a class, also in a `partial`.
+    made = getattr(function, "func", function)
+    is_hidden = isinstance(made, type) and type(made).__call__ is not type.__call__
+    shown: Any = inspect.getattr_static(made, "__init__") if is_hidden else function
+    try:
+        return inspect.signature(shown).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return {}
+
+
+def require_options(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:
+    """Check that a function has all options among its keyword-only parameters.
+
+    Raises:
+        ConfigError: An option does not exist. The message names the one that was probably meant.
+    """
+    known = [p.name for p in parameters_of(function).values() if p.kind is p.KEYWORD_ONLY]
+    for name in sorted(options.keys() - set(known)):
+        hint = nearest(name, known) or f": they are {', '.join(known)}."
+        raise ConfigError(f"data.env_kwargs.{name} is not an option of {what}{hint}")

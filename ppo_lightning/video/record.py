@@ -91,13 +91,13 @@ def record_video(
                     inputs = torch.tensor(observation, device=agent.device)
                     played = agent.play(inputs, memory)
                     memory = played.get("next_memory")
-                    action = played["action"].numpy(force=True)
-                    observation, reward, terminated, truncated = env.step_arrays(action)
-                    total += float(reward[0])
+                    step = env.step_arrays(played["action"].numpy(force=True))
+                    observation = step.observation
+                    total += float(step.reward[0])
                     video.append_data(frame())
-                    done = terminated | truncated
-                    if env.episodes_over(done)[0]:
+                    if step.over[0]:
                         break
+                    done = step.terminated | step.truncated
                     if done[0]:
                         observation = env.reset_arrays(done)  # the next life
                         memory = agent.initial_memory(env.num_envs)

@@ -15,7 +15,6 @@ from ppo_lightning.export.onnx import largest_difference, random_observations, t
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
-from tests.environments import Trouble
 from tests.helpers import Recorder
 
 DATA = {"num_envs": 4, "num_steps": 32, "total_timesteps": 3 * 128}
@@ -200,15 +199,6 @@ def test_minibatches_partition_the_sequences(fit):
             assert advantage.mean().abs() < 1e-5
             assert advantage.std() == pytest.approx(1, abs=1e-4)
     assert len(module.epochs) == 20 and len(orders) > 5, "shuffled"
-
-
-def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(fit):
-    """A whole sequence may be left out, and sequences are differentiated one by one."""
-    kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
-    trouble = DATA | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1}}
-    with pytest.warns(UserWarning, match="it is made anew"):
-        module = fit(trouble, MODEL | {"agent": lstm(), "microbatch_size": 32}, ppo=RecurrentPPO)
-    assert all(parameter.isfinite().all() for parameter in module.agent.parameters())
 
 
 class Named(RecurrentPPO):

@@ -12,10 +12,8 @@ from torchrl.envs import InitTracker
 from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.rnd import Curiosity, endless_gae, random_rollouts
-from ppo_lightning.callbacks.guards import NonFiniteGuard
 from ppo_lightning.models import normalizers
 from ppo_lightning.models.normalizers import Moments, merge_rows
-from tests.environments import Trouble
 from tests.helpers import Recorder, SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
@@ -401,21 +399,6 @@ def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
         assert torch.equal(rollout["novelty_input"], rollout["next", "observation"][:, :, 3:])
         assert module.epochs[0][0]["novelty_input"].dtype == torch.uint8
         assert module.curiosity.shape == module.curiosity.normalizer.mean.shape == (1, 36, 36)
-
-
-@pytest.mark.parametrize(("env", "random_steps"), [(0, 2 * 32), (2, 2 * 32 - 1)])
-def test_the_steps_of_environments_that_failed_do_not_count(fit, env, random_steps):
-    """The first two environments are those of the training, the next two those of the random steps."""
-    kwargs = {"kind": "raises", "env": Trouble.made + env, "at": 5}
-    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1000}}
-    with pytest.warns(UserWarning, match="it is made anew"):
-        module = fit(data, MODEL, ppo=RecordedRND, callbacks=[NonFiniteGuard()])
-    rollout = module.rollouts[0]
-    assert rollout["weight"].all() == (env == 2)
-    assert module.count == random_steps
-    assert (rollout["int_reward"] > 0).equal(rollout["weight"] > 0)
-    counted = sum(part["weight"].sum() for part in module.rollouts)
-    assert module.curiosity.normalizer.count - module.count == counted
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ HEAVY = {
 COMMANDS = {"arguments", "checkpoint_settings", "cli", "options", "recipes"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
-    *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),
+    *("callbacks.doctor", "callbacks.live", "callbacks.video", "games.make", "envs.workers"),
+    "envs.conformance",
     *("games.players", "games.tournament"),
 }
 

@@ -11,8 +11,8 @@ from torchrl.envs import RewardClipping
 
 from ppo_lightning import CNNAgent, ConfigError, make_env
 from ppo_lightning.envs import BatchedEnv
-from ppo_lightning.envs.envpool import processors
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.threads import processors
 from tests.helpers import RecordedPPO
 
 BACKENDS = ["envpool", "gymnasium"]
@@ -26,7 +26,7 @@ def play(env, steps, seed=0):
         action = rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs)
         out = [np.array(result) for result in env.step_arrays(action)]
         done = out[2] | out[3]
-        played += [*out, np.array(env.episode_done), np.array(env.lives)]
+        played += [*out, np.array(env.lives)]
         if done.any():
             played.append(np.array(env.reset_arrays(done)))
     return played
@@ -65,7 +65,7 @@ def lose_a_life(env):
     pictures, lives = [np.array(env.reset_arrays())], env.lives[0]
     while env.lives[0] == lives:
         assert len(pictures) < 200
-        observation, _, terminated, truncated = env.step_arrays(np.zeros(env.num_envs, np.int64))
+        observation, _, terminated, truncated, _ = env.step_arrays(np.zeros(env.num_envs, np.int64))
         pictures.append(observation.copy())
     return pictures, terminated, truncated
 
@@ -76,7 +76,7 @@ def lose_a_life(env):
 def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
     game = env("ALE/Breakout-v5", 1, backend)
     (*_, before, observation), terminated, truncated = lose_a_life(game)
-    assert terminated[0] and not truncated[0] and not game.episode_done[0]
+    assert terminated[0] and not truncated[0] and not game.over[0]
     assert game.lives[0] == 4
     np.testing.assert_array_equal(observation[0, :-1], before[0, 1:])
     following = np.array(game.reset_arrays(terminated))
@@ -84,7 +84,7 @@ def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
     ball = slice(38, 75), slice(8, 76)  # below the bricks, above the paddle
     flying = []
     for _ in range(5):
-        observation, _, terminated, _ = game.step_arrays(np.zeros(1, np.int64))
+        observation, _, terminated, *_ = game.step_arrays(np.zeros(1, np.int64))
         flying.append(int(observation[0, -1][ball].max()) > 0)
         assert not terminated[0] and game.lives[0] == 4
     assert any(flying), "FIRE was pressed"
@@ -92,7 +92,7 @@ def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
     game = env("ALE/Breakout-v5", 1, backend, env_kwargs={"episodic_life": False})
     game.reset_arrays()
     while game.lives[0] != 4:
-        *_, terminated, _ = game.step_arrays(np.full(1, 1))
+        _, _, terminated, *_ = game.step_arrays(np.full(1, 1))
         assert not terminated[0]
 
 
@@ -104,7 +104,7 @@ def test_a_time_limit_at_a_lost_life_is_no_terminal_state(env, backend):
     options["max_episode_frames"] = 4 * (len(pictures) - 1)
     game = env("ALE/Breakout-v5", 1, backend, env_kwargs=options)
     _, terminated, truncated = lose_a_life(game)
-    assert truncated[0] and not terminated[0] and game.episode_done[0]
+    assert truncated[0] and not terminated[0] and game.over[0]
 
 
 class Presses(CNNAgent):

@@ -14,13 +14,12 @@ from torchrl.envs import CatTensors, StepCounter, UnsqueezeTransform
 from torchrl.envs.custom import PendulumEnv
 
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.envs.conformance import (
+from ppo_lightning.envs.conformance import check_environment, random_play
+from ppo_lightning.envs.rollout_checks import (
     check_action_bounds,
-    check_environment,
     check_rollout,
     check_time_limits,
     episodes_of,
-    random_play,
 )
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs

@@ -95,10 +95,13 @@ STEP = r"step\(\) must take an action and return \(observation, reward, terminat
 RESET = r"reset\(\) must take seed and options and return \(observation, info\), and "
 # Defect of a step -> what it returns, the sentence after the step, and a space with an observation.
 WRONG_STEPS = {
-    "shape": ((np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
-    "scalar": ((0.5, *OK), r"the observation has shape \(\) and must have shape \(3,\)"),
-    "one number": ((np.zeros(1, np.float32), *OK), r"the observation has shape \(1,\)"),  # NumPy broadcasts
-    "no observation": ((None, *OK), "the observation is None and must consist of numbers"),
+    "shape": ((np.zeros(4), *OK), r"the observation is an array of shape \(4,\) and must .* of shape \(3,\)"),
+    "scalar": ((0.5, *OK), r"the observation is 0.5 and must be .* of shape \(3,\)"),
+    "one number": (
+        (np.zeros(1, np.float32), *OK),
+        r"the observation is an array of shape \(1,\)",
+    ),  # NumPy broadcasts
+    "no observation": ((None, *OK), "the observation is None and must be an array of numbers"),
     "text": ((np.array(["1", "2", "3"]), *OK), "the observation is .* numbers"),
     "fractions": ((np.full(3, 0.5), *OK), "the observation has fractions", WHOLE, np.zeros(3, np.int64)),
     "too large": ((np.array([1, 300, 0]), *OK), "the observation has the value 300", BYTES, np.zeros(3, int)),
@@ -116,25 +119,35 @@ WRONG_STEPS = {
     "nested reward": ((ZEROS, [1, [2, 3]], *OK[1:]), r"the reward is \[1, \[2, 3\]\]: .* a number"),
     "text reward": ((ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
     "no reward": ((ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
-    "text flag": ((ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* True or False"),
-    "no flag": ((ZEROS, 1.0, False, None, {}), "truncated is None: .* True or False"),
+    "text flag": ((ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* a number or flag"),
+    "no flag": ((ZEROS, 1.0, False, None, {}), "truncated is None: .* a number or flag"),
     "array flag": ((ZEROS, 1.0, np.array([True]), False, {}), r"terminated is an array of shape \(1,\): "),
     "no info": ((ZEROS, 1.0, True, False, None), "the info is None: .* a dictionary"),
     "no dictionary": ((ZEROS, *OK), "the observation is an array.* a dictionary", PARTS, FINE),
-    "entry missing": (({"place": 1}, *OK), "the observation has no entry 'speed'", PARTS, FINE),
-    "entry's shape": ((FINE | {"speed": ZEROS}, *OK), r"the observation\['speed'\] has shape", PARTS, FINE),
+    "entry missing": (
+        ({"place": 1}, *OK),
+        "the observation is .* and must be a dictionary with .*speed",
+        PARTS,
+        FINE,
+    ),
+    "entry's shape": (
+        (FINE | {"speed": ZEROS}, *OK),
+        r"the observation\['speed'\] is an array of shape",
+        PARTS,
+        FINE,
+    ),
     "no tuple": ((None, *OK), "the observation is None and must be a tuple", PAIR, (1, 1)),
 }
 # Defect of a reset -> environment, and the sentence after the environment's id and number.
 WRONG_RESETS = {
-    "shape": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
+    "shape": (resets((np.zeros(4), {})), r"the observation is an array of shape \(4,\)"),
     "4 values": (resets(ZEROS), RESET + "returned ndarray"),
     "2 values": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), RESET + "returned ndarray"),
     "picture's axes": (
         sees({"it": np.zeros((8, 4, 3))}, PICTURE),
-        r"the observation\['it'\] has shape \(8, 4, 3\)",
+        r"the observation\['it'\] is an array of shape \(8, 4, 3\)",
     ),
-    "length of a tuple": (sees((1,), PAIR), "the observation has 1 entries, .* 2"),
+    "length of a tuple": (sees((1,), PAIR), r"the observation is \(1,\) and must be a tuple of 2"),
 }
 RIGHT = {
     "lists": changed(see=lambda self: [0.0, 0.0, 0.0]),
@@ -540,7 +553,7 @@ class Masked(Plain):
 
 def test_a_mask_may_be_missing_only_where_an_episode_ends():
     collect(make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]}), 128)
-    with pytest.raises(ConfigError, match=r"Brought-v0, environment 0, step 7: .*info has no 'action_mask'"):
+    with pytest.raises(ConfigError, match=r"Brought-v0, environment 0, step 7: .*action_mask is None"):
         collect(make_env("Brought-v0", 2, env_kwargs={"without": [7]}))
 
 
@@ -611,12 +624,12 @@ def test_an_environment_with_masks_in_its_info_restarts():
     env = make_env(registered(Fails), 2, env_kwargs={"max_restarts": 100})
     with pytest.warns(UserWarning, match="Environment 1 raised RuntimeError"):
         rollout = collect(env, 64)
-    assert (rollout["weight"] == 0).sum() == 2 * 6, "the last steps of 6 failed episodes, in both"
+    assert rollout["next", "truncated"].sum() == 2 * 6, "the last steps of 6 failed episodes, in both"
 
 
 def test_a_mask_of_another_size_in_the_info_ends_in_one_sentence():
     with pytest.raises(
-        ConfigError, match=r"environment 0: the observation\['action_mask'\] has shape \(3,\).* \(4,\)"
+        ConfigError, match=r"environment 0: the observation\['action_mask'\] is .* \(3,\).* \(4,\)"
     ):
         make_env(registered(type("Four", (Masked,), {"action_space": spaces.Discrete(4)})), 2).reset_arrays()
 

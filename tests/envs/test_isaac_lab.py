@@ -4,12 +4,10 @@ import re
 
 import pytest
 import torch
-from gymnasium import spaces
 
 from ppo_lightning import MLPAgent
 from ppo_lightning.envs.isaac_lab import IsaacLabEnv
 from ppo_lightning.envs.specs import specs_of
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
 from tests.documented import ROOT, blocks
@@ -114,13 +112,6 @@ def test_a_fall_is_terminal():
     assert env.env.seeded == 3
     env.close()
     assert env.env.is_closed
-
-
-def test_an_environment_without_the_group_policy_is_refused():
-    fake = FakeIsaacEnv(configuration())
-    fake.single_observation_space = spaces.Dict(state=spaces.Box(0, 1, (2,)))
-    with pytest.raises(ConfigError, match="observation groups state"):
-        IsaacLabEnv(fake)
 
 
 @pytest.mark.integration

@@ -62,7 +62,7 @@ def same_steps(env, slow, num_steps, seed=0):
     generator = np.random.default_rng(seed)
     for step in range(num_steps):
         action = generator.integers(0, env.spaces[1].n, env.num_envs)
-        observation, reward, terminated, truncated = env.step_arrays(action)
+        observation, reward, terminated, truncated, _ = env.step_arrays(action)
         for g, game in enumerate(slow):
             rows = slice(2 * g, 2 * g + 2)
             expected = game.step(action[rows])
@@ -108,7 +108,7 @@ def test_the_time_limit_truncates_and_ends_no_other_game():
     for _ in range(5):
         slow.step([0, 0])
     for step in range(5):
-        observation, _, terminated, truncated = env.step_arrays(np.zeros(4, int))
+        observation, _, terminated, truncated, _ = env.step_arrays(np.zeros(4, int))
         expected = slow.step([0, 0])
         assert truncated.tolist() == [step == 4] * 2 + [False] * 2
     assert expected[3].all()

@@ -106,9 +106,9 @@ def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_
         ("starpilot", {"distribution_mode": "memory"}, "distribution_mode is 'memory': .* 'easy', 'hard'"),
         ("starpilot", {"num_levels": -1}, "num_levels is -1: it must be between 0 and"),
         ("starpilot", {"start_level": 2.5}, "start_level is 2.5: it must be an integer"),
-        ("starpilot", {"render_mode": "human"}, "data.env_kwargs does not fit Procgen's 'starpilot'"),
-        ("starpilot", {"levels": 3}, "data.env_kwargs does not fit Procgen's 'starpilot'"),
-        ("ALE/Pong-v5", {}, "is an Atari game, which the backend 'procgen' lacks"),
+        ("starpilot", {"render_mode": "human"}, "data.env_kwargs does not fit env_id 'starpilot'"),
+        ("starpilot", {"levels": 3}, "data.env_kwargs does not fit env_id 'starpilot'"),
+        ("ALE/Pong-v5", {}, "is not a game of Procgen"),
     ],
 )
 def test_wrong_games_and_options(env_id, options, sentence, env):

@@ -130,9 +130,7 @@ class LongFlags(Clock):
 
 
 def test_flags_must_be_bool():
-    with pytest.raises(
-        ConfigError, match=r"^LongFlags.step_tensors returns .* truncated of torch.int64: both"
-    ):
+    with pytest.raises(AssertionError):
         rollouts(LongFlags)
 
 

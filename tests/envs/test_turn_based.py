@@ -32,7 +32,7 @@ def test_random_games_end_with_rewards(game):
     for _ in range(400):
         masks = observation[:, : env.spaces[1].n]
         legal = np.array([generator.choice(np.flatnonzero(mask)) for mask in masks])
-        observation, reward, terminated, truncated = env.step_arrays(legal)
+        observation, reward, terminated, truncated, _ = env.step_arrays(legal)
         done = terminated | truncated
         games += done.sum()
         results += np.abs(reward).sum()

@@ -18,8 +18,8 @@ from torchrl.envs import GymEnv, InitTracker
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.commands.profile import StageClock
-from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.workers import processes as workers
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 from tests.environments import Counter, Reach
@@ -147,7 +147,7 @@ ENVIRONMENTS = {
 def test_rollouts_are_equal_to_the_bit_for_any_number_of_workers(env_id, make):
     expected = collect(make(env_id, 0, 5, **ENVIRONMENTS[env_id]), rollouts=6)
     if env_id is Fragile:
-        assert sum(int((rollout["weight"] == 0).sum()) for rollout in expected) > 10
+        assert sum(int(rollout["next", "truncated"].sum()) for rollout in expected) > 10
     for num_workers in (1, 2, 5, 9):
         env = make(env_id, num_workers, 5, **ENVIRONMENTS[env_id])
         assert len(processes_of(env)) == min(num_workers, 5)
@@ -203,7 +203,7 @@ def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit,
         (
             "reward",
             ConfigError,
-            "Faulty, environment 5, step 1: the reward is 'much': step() must return a number there.",
+            "Faulty, environment 5, step 1: the reward is 'much': step() must return a number or flag there.",
         ),
         ("reset", LookupError, "no map"),
         ("is not created", ValueError, "no license"),
@@ -252,7 +252,7 @@ class Paid(Counter):
 
 
 def lose_worker(env, number, lose, step_timeout=60.0):
-    """Lose a worker before a step, and require that this step of its rows does not count."""
+    """Lose a worker before a step, and require that the episodes of its rows are truncated."""
     count = env.num_envs
     env.reset_arrays()
     env.set_attr("wage", 3.0)
@@ -260,15 +260,15 @@ def lose_worker(env, number, lose, step_timeout=60.0):
     lose(env, env.workers[number])
     env.step_timeout = step_timeout
     with pytest.warns(UserWarning, match=rf"Worker {number} of 2 .* is made anew \(restart . of"):
-        observation, reward, terminated, truncated = env.step_arrays(np.zeros(count, int))
+        observation, reward, terminated, truncated, _ = env.step_arrays(np.zeros(count, int))
     env.step_timeout = 60.0
     lost = (np.arange(count) >= count // 2) == number
-    assert np.array_equal(env.valid, ~lost) and np.array_equal(truncated, lost) and not terminated.any()
+    assert np.array_equal(truncated, lost) and not terminated.any()
     assert np.array_equal(observation, before + ~lost[:, None])
     assert np.array_equal(reward, 3.0 * ~lost)
     env.reset_arrays(truncated)
     observation, reward, *_ = env.step_arrays(np.zeros(count, int))
-    assert env.valid.all() and reward.tolist() == [3] * count, "with the attributes of the lost ones"
+    assert reward.tolist() == [3] * count, "with the attributes of the lost ones"
     assert observation[:, 0].tolist() == np.where(lost, 1, 3).tolist()
 
 
@@ -284,7 +284,6 @@ def test_a_lost_worker_is_made_anew(make):
     with pytest.warns(UserWarning, match=r"restart 3 of 3"):
         env.reset_arrays(np.array([True, False, True, False, False]))
     assert env.step_arrays(np.zeros(5, int))[3].tolist() == [False, False, True, True, True]
-    assert env.valid.tolist() == [True, True, False, False, False]
     env.workers[1].process.kill()
     with pytest.raises(RuntimeError, match=r"Worker 1 of 2 .* SIGKILL, .*: resume .* raise .*max_restarts"):
         env.step_arrays(np.zeros(5, int))

@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning.envs.batched import Step
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.players import BOARDS, agent_player, make_player, values
@@ -157,7 +158,7 @@ class HigherNumberWins(GameEnv):
         own, other = action, action.reshape(-1, 2)[:, ::-1].ravel()
         done = self.steps == 3 + np.arange(self.num_envs) // 2 % 2
         observation = self.reset_arrays(np.zeros(self.num_envs, bool))
-        return observation, np.sign(own - other).astype(float), done, done & False
+        return Step(observation, np.sign(own - other).astype(float), done, done & False, done)
 
 
 class Tie(HigherNumberWins):
@@ -166,7 +167,7 @@ class Tie(HigherNumberWins):
     def _step_arrays(self, action):
         observation, _, *flags = super()._step_arrays(action)
         rewards = np.array([(0, 0), (0.1, 0), (0.2, 0), (0, 0.3), (0, 0)])[self.steps[::2]]
-        return observation, rewards.ravel(), *flags
+        return Step(observation, rewards.ravel(), *flags)
 
 
 class Factory:

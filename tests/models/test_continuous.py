@@ -221,7 +221,7 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
     observation = env.reset_arrays()
     while playing.any():
         action = agent.mode(torch.tensor(observation, dtype=torch.float32))
-        observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
+        observation, reward, terminated, truncated, _ = env.step_arrays(action.numpy(force=True))
         returns += reward * playing
         done = terminated | truncated
         playing &= ~done

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -18,18 +19,18 @@ from ppo_lightning import (
     PPO,
     ConfigError,
     MLPAgent,
-    RecurrentPPO,
     RolloutDataModule,
     last_checkpoint,
     make_env,
 )
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks.guards import RolloutGuard
+from ppo_lightning.envs.restarts import RestartOnFailure
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.environments import Trouble
-from tests.helpers import Forked, RecordedPPO, Recorder, finish, start
+from tests.environments import NextStepVector, Trouble
+from tests.helpers import Forked, RecordedPPO, finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
@@ -208,7 +209,7 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
         ("nan observation", "non-finite"),
     ],
 )
-def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_count(kind, said):
+def test_an_environment_that_fails_is_made_anew_and_its_episode_is_truncated(kind, said):
     """The second environment fails at step 20; other episodes have 24 steps."""
     kwargs = {"kind": kind, "at": 20, "env": Trouble.made + 1, "max_episode_steps": 24, "max_restarts": 1}
     env = make_env("tests.environments:Trouble-v0", 3, env_kwargs=kwargs)
@@ -216,18 +217,14 @@ def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_cou
     collector = make_collector(env, agent, 8, reward_scaler=scaler)
     with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
         rollouts = [collector.rollout().clone() for _ in range(4)]
-    assert [bool(rollout["weight"].all()) for rollout in rollouts] == [True, True, False, True]
-    assert (rollouts[2]["weight"] == 0).nonzero().tolist() == [[1, 3]], "step 20"
     following = rollouts[2]["next"]
-    assert following["truncated"][1, 3] and not following["terminated"][1, 3]
+    assert following["truncated"].nonzero().tolist() == [[0, 7, 0], [1, 3, 0], [2, 7, 0]], "step 20"
+    assert not following["terminated"].any()
     if agent.normalizer is None:
         assert torch.equal(following["observation"][1, 3], following["observation"][1, 2])
-    assert not following["episode_done"][1].any(), "not an episode that counts"
+    assert following["episode_reward"][1, 3] == following["episode_reward"][1, 2], "the reward is 0"
     counts = following["step_count"][..., 0]
-    assert counts[1].tolist() == [17, 18, 19, 19, 1, 2, 3, 4], "and a new one begins"
-    assert scaler.count == 4 * 8 * 3 - 1
-    if agent.normalizer is not None:  # three first observations, and three after resets
-        assert agent.normalizer.count == 4 * 8 * 3 - 1 + 3 + 3
+    assert counts[1].tolist() == [17, 18, 19, 20, 1, 2, 3, 4], "and a new one begins"
     assert counts[0].tolist() == [17, 18, 19, 20, 21, 22, 23, 24]
     assert all(value.isfinite().all() for rollout in rollouts for value in rollout.values(True, True))
     collector.shutdown()
@@ -263,18 +260,14 @@ def test_a_run_ends_with_the_error_of_an_environment_that_fails_more_than_max_re
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
-def test_the_update_uses_the_valid_steps_alone(fit, options):
-    kwargs = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
-    data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
+def test_the_update_uses_the_counted_steps_alone(fit, options):
+    """The step after an episode end only resets."""
+    data = {"env_id": lambda num_envs: NextStepVector("tests.environments:Script-v0", num_envs)}
     data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
-    with pytest.warns(UserWarning, match="restart 1 of 2"):
-        module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=RecordedPPO)
+    module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=RecordedPPO)
     rollout = module.rollouts[-1]
     kept = rollout["observation"][rollout["weight"] > 0].flatten().sort().values
-    assert len(kept) == 24 - 1
-    (row, step) = (rollout["weight"] == 0).nonzero()[0].tolist()
-    before, at = rollout[row, step - 1], rollout[row, step]
-    torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
+    assert 0 < (rollout["weight"] == 0).sum() < 12
     for epoch in module.epochs[-2:]:
         valid = [{key: value[batch["weight"] > 0] for key, value in batch.items()} for batch in epoch]
         assert torch.equal(torch.cat([batch["observation"] for batch in valid]).flatten().sort().values, kept)
@@ -285,19 +278,6 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
         for batch, alone in zip(epoch, valid, strict=True):  # the loss and its parts
             del alone["weight"]
             torch.testing.assert_close(module.total_loss(batch), module.total_loss(alone))
-
-
-def test_the_step_before_a_failed_one_is_bootstrapped_with_the_memory_of_its_episode(fit):
-    kwargs = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
-    data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
-    data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
-    model = {"num_minibatches": 1, "agent": functools.partial(MLPAgent, memory="lstm")}
-    with pytest.warns(UserWarning, match="restart 1 of 2"):
-        module = fit(data, model, ppo=type("Recorded", (Recorder, RecurrentPPO), {}))
-    rollout = module.rollouts[-1]
-    (row, step) = (rollout["weight"] == 0).nonzero()[0].tolist()
-    before, at = rollout[row, step - 1], rollout[row, step]
-    torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
 
 
 def test_the_guard_compares_nothing_in_a_rollout_without_valid_steps(fit):
@@ -333,7 +313,6 @@ def test_explained_variance_leaves_out_invalid_steps(fit):
     [
         {"backend": "envpool"},
         {"env_id": lambda: gymnasium.make_vec("CartPole-v1", num_envs=4)},
-        {"transforms": [StepCounter(10)]},
     ],
 )
 def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit, data):
@@ -341,9 +320,46 @@ def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit, data):
         fit(data | {"env_kwargs": {"max_restarts": 1}})
 
 
+def test_transforms_see_a_restart_as_a_truncation(fit):
+    kwargs = {"kind": "raises", "at": 3, "max_restarts": 9, "env": Trouble.made + 1}
+    data = SMALL | {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
+    with pytest.warns(UserWarning, match="restart 1 of 9"):
+        module = fit(data | {"transforms": [StepCounter(10)]}, ppo=RecordedPPO)
+    assert any(rollout["next", "truncated"].any() for rollout in module.rollouts)
+
+
+def test_a_new_environment_has_the_attributes_of_the_failed_one_and_a_seed_of_its_own():
+    class Fails(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+        worth = 1.0
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.np_random.random(1, np.float32), {}
+
+        def step(self, action):
+            if action:
+                raise RuntimeError("broken")
+            return self.np_random.random(1, np.float32), self.worth, False, False, {}
+
+    def play(seed):
+        env = RestartOnFailure(Fails, max_restarts=2)
+        env.reset(seed=seed)
+        assert env.set_wrapper_attr("worth", 3.0, force=False)
+        last, *_ = env.step(0)
+        with pytest.warns(UserWarning, match="restart 1 of 2"):
+            observation, *results = env.step(1)
+        assert np.array_equal(observation, last) and results == [0.0, False, True, {}]
+        first, _ = env.reset()
+        assert env.step(0)[1] == 3.0
+        return float(first[0])
+
+    assert play(1) == play(1) != play(2)
+
+
 @pytest.mark.integration
 def test_all_ranks_continue_after_a_restart_on_one_rank(tmp_path):
-    """The other rank leaves out no step and does not wait."""
+    """The other rank does not wait."""
     data = {
         "env_id": "tests.environments:Trouble-v0",
         "env_kwargs": {"kind": "raises", "at": 20, "max_restarts": 1},

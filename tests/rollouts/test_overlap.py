@@ -323,8 +323,8 @@ def test_an_environment_is_restarted_in_the_thread(fit):
         recorder = Recorder()
         model = MODEL | {"agent": MLPAgent}
         fit(DATA | data | {"overlap": overlap}, model, callbacks=[recorder])
-        counts.append([int(rollout["weight"].sum()) for rollout in recorder.rollouts])
-    assert counts[0] == counts[1] == [64, 64, 63, 64, 64, 64, 64]
+        counts.append([int(rollout["next", "truncated"].sum()) for rollout in recorder.rollouts])
+    assert counts[0] == counts[1] == [0, 0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("agent", [AGENT, Dropout])

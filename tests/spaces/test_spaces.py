@@ -252,7 +252,7 @@ def test_minigrids_cells_are_choices():
         assert rows.shape == (4, limits.sum())
         np.testing.assert_array_equal(rows.nonzero()[:, 1].view(4, -1).numpy(), first + cells)
         met |= set(np.unique(cells))
-        observation, _, terminated, truncated = env.step_arrays(random.integers(0, 7, 4))
+        observation, _, terminated, truncated, _ = env.step_arrays(random.integers(0, 7, 4))
         if (done := terminated | truncated).any():
             observation = env.reset_arrays(done)
     assert len(met) > 4  # walls, doors, balls, boxes

@@ -49,7 +49,7 @@ def test_play_writes_every_frame_of_the_episodes_of_an_evaluation(trained, tmp_p
         (["--seed", "-1"], "--seed is -1: it must be at least 0"),
         (["--env_id", "CartPol-v1"], "did you mean CartPole-v1"),
         (["--env_id", "Acrobot-v1"], r"does not take observations of shape \[6\]"),
-        (["--env_id", "Reach-v0"], "'Reach-v0' cannot be rendered: .* no parameter render_mode"),
+        (["--env_id", "Reach-v0"], "data.env_kwargs does not fit env_id 'Reach-v0': .*render_mode"),
     ],
 )
 def test_what_cannot_be_played_ends_in_one_sentence(trained, options, sentence, refusal_of):

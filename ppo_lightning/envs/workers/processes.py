@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.batched import BatchedEnv, Step
+from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import derive_seed, seed_globally
 from ppo_lightning.utils.watch import end_with_the_parent
@@ -40,10 +40,9 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Reply(NamedTuple):
-    """What the method of a request returned, which steps count, and infos; or its error."""
+    """What the method of a request returned, and infos; or its error."""
 
     value: Any = None
-    valid: Any = None
     infos: Mapping[int, dict[str, Any]] | None = None
     error: Any = None  # an exception that can be pickled
 
@@ -56,23 +55,21 @@ class WorkerEnv(BatchedEnv):
     as in one process, to the bit, for any number and place of workers.
 
     ``max_restarts`` is also how often each worker is made anew if it ends or does not answer in time. As
-    after the failure of an environment, a step of its rows is truncated and not ``valid``.
+    after the failure of an environment, a step of its rows is truncated and returns the last observations.
 
     Args:
         num_workers: Number of workers W, at most N.
-        env_id: As for ``GymnasiumEnv``.
-        seeds: As for ``GymnasiumEnv``.
-        first_env: As for ``GymnasiumEnv``, and ``env_kwargs``.
-        step_timeout: Maximum duration of a step in seconds; None: no limit.
         kind: Class of the workers.
-        keeps_infos: As for ``GymnasiumEnv``.
+        step_timeout: Maximum duration of a step in seconds; None: no limit.
+        env_id: As for ``GymnasiumEnv``, with ``seeds``, ``first_env``, ``keeps_infos`` and ``env_kwargs``.
+        max_restarts: As for :class:`~ppo_lightning.envs.restarts.RestartOnFailure`, and for each worker.
 
     Raises:
         ConfigError: As for ``GymnasiumEnv``.
         RuntimeError: A worker ended, or did not answer in time.
 
     Example:
-        >>> env = WorkerEnv(2, "CartPole-v1", [1, 2, 3, 4])
+        >>> env = WorkerEnv(2, Worker, None, "CartPole-v1", [1, 2, 3, 4])
         >>> env.reset_arrays().shape
         (4, 4)
         >>> env.close()
@@ -84,27 +81,27 @@ class WorkerEnv(BatchedEnv):
     def __init__(
         self,
         num_workers: int,
+        kind: "type[Worker]",
+        step_timeout: float | None,
         env_id: str | Callable[..., gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
-        step_timeout: float | None = None,
-        kind: "type[Worker] | None" = None,
         keeps_infos: bool = False,
+        max_restarts: int = 0,
         /,
         **env_kwargs: Any,
     ) -> None:
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
-        sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
+        sample = in_process(env_id, seeds[:1], first_env, keeps_infos, max_restarts, **env_kwargs)
         sample.close()
         super().__init__(*sample.spaces, seeds)
         self.samples = sample.envs
         self.step_timeout = step_timeout
         self._bounds = None  # the workers clip actions
         self._seeds = seeds
-        self._max_restarts = env_kwargs.get("max_restarts", 0)
-        self.valid = np.ones(self.num_envs, bool) if self._max_restarts else None
+        self._max_restarts = max_restarts
         bounds = [number * self.num_envs // num_workers for number in range(num_workers + 1)]
-        self.keeps_infos = keeps_infos
+        self._keeps_infos = keeps_infos
         self._waiting: list[Worker] = []  # for replies, also after an exchange that was interrupted
         self.workers: list[Worker] = []
         self._lost: set[Worker] = set()  # made anew since the last step, so that their episodes must end
@@ -113,9 +110,9 @@ class WorkerEnv(BatchedEnv):
                 rows = slice(*bounds[number : number + 2])
                 numbers = range(first_env, first_env + self.num_envs)[rows]
                 name = f"Worker {number} of {num_workers} (environments {', '.join(map(str, numbers))})"
-                shared = self._attributes, keeps_infos
-                make = functools.partial(make_envs, env_id, numbers[0], *shared, **env_kwargs)
-                worker = (kind or Worker)(name, rows, make)
+                settings = numbers[0], keeps_infos, max_restarts
+                make = functools.partial(make_envs, self._attributes, env_id, *settings, **env_kwargs)
+                worker = kind(name, rows, make)
                 worker.start(seeds[rows])
                 self.workers.append(worker)
             # The first request creates the environments, whatever its method.
@@ -133,25 +130,24 @@ class WorkerEnv(BatchedEnv):
             self._observation[worker.rows] = reply.value
         return self._observation
 
-    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_arrays(self, action: np.ndarray) -> Step:
         """Step in the workers."""
-        if self.keeps_infos:
+        if self._keeps_infos:
             self.infos.clear()
         requests = {w: ("step_arrays", action[w.rows]) for w in self.workers if w not in self._lost}
         replies = self._ask(requests)
         arrays = self._observation, *self._results
         for worker in self.workers:
             rows = worker.rows
-            # The episodes of a lost worker end with a step that does not count.
-            reply = replies.get(worker) or Reply((self._observation[rows], 0.0, False, True), False)
+            # The episodes of a lost worker are truncated.
+            lost = self._observation[rows], 0.0, False, True, True
+            reply = replies.get(worker) or Reply(lost)
             for array, part in zip(arrays, reply.value, strict=True):
                 array[rows] = part
-            if self.valid is not None:
-                self.valid[rows] = reply.valid
             if reply.infos:
                 self.infos |= {rows.start + row: info for row, info in reply.infos.items()}
         self._lost.clear()
-        return self._observation, *self._results
+        return Step(self._observation, *self._results)
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset."""
@@ -203,8 +199,8 @@ class WorkerEnv(BatchedEnv):
             ) from None
         worker.losses += 1
         warnings.warn(
-            f"{worker.name} {end}: it is made anew (restart {worker.losses} of {self._max_restarts}), and the"
-            " returns of its episodes do not count.",
+            f"{worker.name} {end}: it is made anew (restart {worker.losses} of {self._max_restarts}), and its"
+            " episodes are truncated.",
             stacklevel=2,
         )
         worker.start([derive_seed(seed, "train", worker.losses) for seed in self._seeds[worker.rows]])
@@ -289,10 +285,11 @@ def send(pipe: multiprocessing.connection.Connection, message: Any) -> None:
 
 
 def make_envs(
+    attributes: Mapping[str, Any],
     env_id: Any,
     first_env: int,
-    attributes: Mapping[str, Any],
     keeps_infos: bool,
+    max_restarts: int,
     seeds: list[int],
     /,
     **env_kwargs: Any,
@@ -300,8 +297,7 @@ def make_envs(
     """Make the environments of a worker."""
     # A forked process inherits the global generators: without seeds, all workers would draw the same.
     seed_globally(seeds[0])
-    envs = GymnasiumEnv(env_id, seeds, first_env, **env_kwargs)
-    envs.keeps_infos = keeps_infos
+    envs = in_process(env_id, seeds, first_env, keeps_infos, max_restarts, **env_kwargs)
     for name, value in attributes.items():
         envs.set_attr(name, value)
     return envs
@@ -324,7 +320,7 @@ class Host:
             value = getattr(self._envs, method)(*arguments)
         except (Exception, SystemExit) as error:
             return Reply(error=portable(error))
-        reply = Reply(value, self._envs.valid, dict(self._envs.infos))
+        reply = Reply(value, dict(self._envs.infos))
         self._envs.infos.clear()
         return reply
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.specs import entries
+from ppo_lightning.errors import ConfigError, first_line, nearest
+from ppo_lightning.spaces.specs import MASK, entries
 
 CONTRACT = {
     "reset": "take seed and options and return (observation, info)",
@@ -32,21 +32,23 @@ def check_step(answer: Any, num_envs: int | None = None) -> None:
     A vectorized environment returns ``num_envs`` numbers and flags.
     """
     _, reward, terminated, truncated, info = check_parts(answer, "step", 5)
-    flag = "True or False"
+    kind = "a number or flag" if num_envs is None else f"{num_envs} numbers or flags"
     parts = (
-        ("the reward", reward, "a number"),
-        ("terminated", terminated, flag),
-        ("truncated", truncated, flag),
+        ("the reward", reward, kind, _is_number(reward, num_envs)),
+        ("terminated", terminated, kind, _is_number(terminated, num_envs)),
+        ("truncated", truncated, kind, _is_number(truncated, num_envs)),
+        ("the info", info, "a dictionary", isinstance(info, Mapping)),
     )
-    for name, value, kind in parts:
-        if num_envs is None and type(value) in NUMBERS:
-            continue
-        array = _as_array(value)
-        if array.dtype.kind not in "biuf" or array.shape != (() if num_envs is None else (num_envs,)):
-            kind = kind if num_envs is None else f"{num_envs} numbers or flags"
+    for name, value, kind, is_right in parts:
+        if not is_right:
             raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there.")
-    if not isinstance(info, Mapping):
-        raise ConfigError(f"the info is {describe(info)}: step() must return a dictionary there.")
+
+
+def _is_number(value: Any, num_envs: int | None) -> bool:
+    if num_envs is None and type(value) in NUMBERS:
+        return True
+    array = _as_array(value)
+    return array.dtype.kind in "biuf" and array.shape == (() if num_envs is None else (num_envs,))
 
 
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:
@@ -65,28 +67,27 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         is_dict = isinstance(space, spaces.Dict)
-        if not isinstance(value, Mapping if is_dict else (tuple, list, np.ndarray)):
-            kind = "dictionary" if is_dict else "tuple"
+        if isinstance(space, spaces.Dict):
+            kind = f"dictionary with {', '.join(space)}"
+            has_parts = isinstance(value, Mapping) and space.keys() <= value.keys()
+        else:
+            kind = f"tuple of {len(space.spaces)}"
+            has_parts = isinstance(value, tuple | list | np.ndarray) and len(value) == len(space.spaces)
+        if not has_parts:
             raise ConfigError(
                 f"the {name} is {describe(value)} and must be a {kind}, as in observation_space."
             )
-        if not is_dict and len(value) != len(space.spaces):
-            raise ConfigError(
-                f"the {name} has {len(value)} entries, and observation_space has {len(space.spaces)}."
-            )
         for key, part in entries(space):
-            if is_dict and key not in value:
-                raise ConfigError(f"the {name} has no entry {key!r}, which observation_space has.")
             place: Any = key if is_dict else int(key)
             check_observation(value[place], part, f"{name}[{place!r}]")
         return
     array = _as_array(value)
     shape = space.shape or ()
-    if array.dtype.kind not in "biuf":
-        raise ConfigError(f"the {name} is {describe(value)} and must consist of numbers.")
-    if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
+    fits = array.shape == shape or _without_ones(array.shape) == _without_ones(shape)
+    if array.dtype.kind not in "biuf" or not fits:
         raise ConfigError(
-            f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space."
+            f"the {name} is {describe(value)} and must be an array of numbers of shape {shape}, as in"
+            " observation_space."
         )
     has_integers = array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer)
     if has_integers and (array != np.trunc(array)).any():
@@ -116,6 +117,35 @@ def store(target: np.ndarray, rows: Any) -> None:
 def casting_to(dtype: np.dtype) -> Any:
     """Return the casting of NumPy that keeps observations, except for the rounding of floats."""
     return "safe" if dtype.kind in "biu" else "same_kind"
+
+
+def require_action(allowed: bool) -> None:
+    """Raise a ConfigError unless a mask allows an action. At episode ends it need not."""
+    if not allowed:
+        raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+
+
+def require_known(env_id: str, known: Collection[str], what: str, remedy: str) -> None:
+    """Raise a ConfigError unless an id is known, with the nearest known one.
+
+    Args:
+        env_id: The id.
+        known: The known ids.
+        what: What the id must be, as the end of a sentence.
+        remedy: How to find the known ones, if none is near.
+    """
+    if env_id not in known:
+        hint = nearest(env_id, known) or f": {remedy}."
+        raise ConfigError(f"env_id {env_id!r} is not {what}{hint}")
+
+
+@contextlib.contextmanager
+def fitting(env_id: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of a constructor into one that names ``data.env_kwargs``."""
+    try:
+        yield
+    except errors as error:
+        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import signal
 import threading
 from typing import Any
 
-from ppo_lightning.envs.workers import Host, Reply, Worker
-from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.envs.workers.processes import Host, Reply, Worker
+from ppo_lightning.errors import import_extra
 
 ray: Any = import_extra("ray", extra="ray")
 
@@ -27,10 +27,7 @@ class RayWorker(Worker):
             ray.init(logging_level=logging.ERROR)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray's own would end the run without a checkpoint
-        try:
-            pickled = ray.cloudpickle.dumps(functools.partial(self.make, seeds))
-        except Exception as error:
-            raise ConfigError(f"data.env_id cannot be pickled for Ray: {first_line(error)}.") from error
+        pickled = ray.cloudpickle.dumps(functools.partial(self.make, seeds))
         # Half a core, because those of an evaluation work while those of the training wait.
         actor = ray.remote(num_cpus=0.5, scheduling_strategy="SPREAD")(Host)
         self._actor = actor.remote(lambda: pickle.loads(pickled)())
