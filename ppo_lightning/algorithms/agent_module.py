@@ -159,7 +159,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
             specs = self.data.specs
             is_new = self.agent is None
             if is_new:
-                self.agent = make_agent(self.make_agent, *specs)
+                self.agent = make_agent(self.make_agent, *specs, self.agent_kind)
             recipe = agent_to_plain(self.agent, *specs)
             if is_new:
                 self.recipe, self.observation_spec = recipe, specs.observation
