@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from ppo_lightning import private
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.actor import Actor
-from ppo_lightning.models.foreign import ForeignAgent
+from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns
@@ -183,7 +183,7 @@ def of_agent(module: Any, data: RolloutDataModule) -> Iterator[str]:
             f"{name} overrides normalize, which rollouts do not call: change the observations in the forward"
             " of a body, or in data.transforms."
         )
-    if mask_columns(data.specs.observation) and agent.mask is None and not isinstance(agent, ForeignAgent):
+    if mask_columns(data.specs.observation) and agent.mask is None and not isinstance(agent, NetworkAgent):
         yield (
             f"model.agent is {name}, which would ignore the action_mask of the observations: pass"
             " mask=mask_columns(observation_spec), of ppo_lightning.spaces.specs, to its base class."
@@ -210,7 +210,7 @@ def of_memory(module: Any) -> Iterator[str]:
 
 def of_features(module: Any) -> Iterator[str]:
     """Yield an agent without features, for algorithms that have networks on them."""
-    if isinstance(module.agent, ForeignAgent):
+    if isinstance(module.agent, NetworkAgent):
         yield (
             f"{type(module).__name__} builds on the features of an agent, and model.actor and model.critic"
             " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."

@@ -26,7 +26,7 @@ from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_up
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
-from ppo_lightning.models.foreign import Network, choose_agent
+from ppo_lightning.models.networks import Network, choose_agent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -74,7 +74,7 @@ class PPO(AgentModule):
         agent: Makes the agent from the specs of observations and actions. By default, CNNAgent for a picture,
             otherwise MLPAgent.
         actor: In the place of ``agent``: TorchRL's ``ProbabilisticActor`` or ``ActorValueOperator``, or a
-            network, or what makes one, see :class:`~ppo_lightning.models.foreign.ForeignAgent`.
+            network, or what makes one, see :class:`~ppo_lightning.models.networks.NetworkAgent`.
         critic: The value function beside ``actor``.
 
     Raises:

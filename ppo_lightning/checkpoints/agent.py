@@ -17,7 +17,7 @@ from ppo_lightning import __version__
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.actor import Actor
-from ppo_lightning.models.foreign import ForeignAgent
+from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
@@ -94,7 +94,7 @@ def agent_from_plain(
         with torch.device("cpu"):
             specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
         arguments = plain["init_args"]
-        if issubclass(agent_class, ForeignAgent):
+        if issubclass(agent_class, NetworkAgent):
             if given and "actor" in given:
                 arguments = given
             elif arguments["actor"] is None:
@@ -126,7 +126,7 @@ def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = 
         if key.startswith("agent.")
     }
     with naming_writer(checkpoint):
-        is_pair = known_class(plain["class_path"], ForeignAgent) is not None
+        is_pair = known_class(plain["class_path"], NetworkAgent) is not None
         if is_ours(plain["class_path"]) and not is_pair:
             # A file may name layers of any size: none is allocated here.
             with torch.device("meta"):

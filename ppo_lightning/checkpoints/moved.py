@@ -3,7 +3,9 @@
 from typing import Any
 
 # Former name -> name now, of a module with all that is in it, of a class or of an environment.
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "ppo_lightning.models.foreign.ForeignAgent": "ppo_lightning.models.networks.NetworkAgent",
+}
 
 
 def present_name(name: Any) -> Any:

@@ -27,14 +27,14 @@ from ppo_lightning.utils import collectives
 from tests import environments
 from tests.conftest import trainers_in
 from tests.helpers import weights
-from tests.models.test_foreign_agents import AGENTS
+from tests.models.test_networks import AGENTS
 
 options = {
     "algorithm": "PPO",
     "model": {},
     "agent": {},
     "agent_class": "MLPAgent",
-    "pair": None,  # actor and critic of tests/models/test_foreign_agents.py
+    "pair": None,  # actor and critic of tests/models/test_networks.py
     "data": {},
     "transforms": False,
     "rollouts": 3,

@@ -3,6 +3,8 @@
 `python -m tests.checkpoints.test_old_checkpoints` writes the files of another commit.
 """
 
+import inspect
+import pkgutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torchrl.data import Composite
 
 import ppo_lightning
 from ppo_lightning import AgentModule, RolloutDataModule
+from ppo_lightning.checkpoints.moved import MOVED, present_name
 
 FOLDER = Path(__file__).parent / "old"
 ZOO = Path(__file__).parents[2] / "zoo"
@@ -104,6 +107,14 @@ def test_old_checkpoints_resume(name, tmp_path):
     L.seed_everything(1)
     trainer_of(tmp_path).fit(module, data, ckpt_path=FOLDER / f"{name}.ckpt")
     assert module.env_steps == 256
+
+
+def test_every_class_that_moved_is_found_by_its_former_name():
+    for former, present in MOVED.items():
+        assert present_name(former) == present
+        assert inspect.isclass(pkgutil.resolve_name(present))
+    longer = "ppo_lightning.models.foreign.ForeignAgentOfMine"
+    assert present_name(longer) == longer
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ PAIR = (
 )
 
 
-class ForeignAgent(ActorCritic):
+class NetworkAgent(ActorCritic):
     """An agent made of an actor and a critic of TorchRL, or of two plain networks.
 
     Modules of TorchRL read the entries of an observation by name, and an observation without entries under
@@ -50,7 +50,7 @@ class ForeignAgent(ActorCritic):
     Example:
         >>> from torchrl.data import Unbounded
         >>> specs = Unbounded((4,)), Categorical(2, shape=())
-        >>> agent = ForeignAgent(*specs, actor=nn.Linear(4, 2), critic=nn.Linear(4, 1))
+        >>> agent = NetworkAgent(*specs, actor=nn.Linear(4, 2), critic=nn.Linear(4, 1))
         >>> agent.mode(torch.zeros(3, 4)).shape
         torch.Size([3])
     """
@@ -256,7 +256,7 @@ def choose_agent(agent: Callable[..., Any], actor: Any, critic: Any) -> Callable
         return agent
     if _class_of(agent) is not DefaultAgent or changed(getattr(agent, "keywords", {})):
         raise ConfigError("model.agent and model.actor are both given: remove one of them.")
-    return functools.partial(ForeignAgent, actor=actor, critic=critic)
+    return functools.partial(NetworkAgent, actor=actor, critic=critic)
 
 
 def _class_of(maker: Any) -> type | None:
