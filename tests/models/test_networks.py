@@ -28,8 +28,7 @@ from ppo_lightning import PPG, PPO, RND, RPO, ConfigError, MLPAgent, RecurrentPP
 from ppo_lightning.commands.cli import main
 from ppo_lightning.envs import state
 from ppo_lightning.export.onnx import largest_difference, random_observations
-from ppo_lightning.models import networks
-from ppo_lightning.models.networks import PAIR
+from ppo_lightning.models.networks import PAIR, NetworkAgent, _draw, _joint
 from ppo_lightning.spaces.specs import join_vectors, mask_columns, spec_from_space
 from tests.documented import blocks
 from tests.helpers import ROOT, RecordedPPO, SaveAfter, difference, require_same, run, weights
@@ -281,18 +280,18 @@ def test_any_distribution_acts_by_its_noise():
         D.Independent(D.Laplace(loc, scale.expand(20_000, 2)), 1),
         D.Independent(D.Beta(torch.full((20_000, 2), 2.0), torch.ones(20_000, 2)), 1),
     ):
-        sample = networks._draw(distribution, noise)
-        assert torch.equal(sample, networks._draw(distribution, noise)), "the noise is the seed"
-        assert not torch.equal(sample, networks._draw(distribution, noise.flip(0)))
+        sample = _draw(distribution, noise)
+        assert torch.equal(sample, _draw(distribution, noise)), "the noise is the seed"
+        assert not torch.equal(sample, _draw(distribution, noise.flip(0)))
         assert torch.equal(torch.get_rng_state(), before)
         with torch.random.fork_rng():
             expected = distribution.sample().mean(0)
         torch.testing.assert_close(sample.mean(0), expected, atol=0.07, rtol=0)
     few = IndependentNormal(loc[:7], scale.expand(7, 2))
     normal = IndependentNormal(loc, scale.expand(20_000, 2))
-    assert torch.equal(networks._draw(few, noise[:7]), networks._draw(normal, noise)[:7])
+    assert torch.equal(_draw(few, noise[:7]), _draw(normal, noise)[:7])
     masked = MaskedCategorical(logits=torch.zeros(20_000, 4), mask=torch.tensor([[False, True, True, False]]))
-    counts = networks._draw(networks._joint(masked), noise[:, 0]).bincount(minlength=4)
+    counts = _draw(_joint(masked), noise[:, 0]).bincount(minlength=4)
     assert counts[[0, 3]].sum() == 0
     assert counts[1].item() == pytest.approx(10_000, rel=0.05)
 
@@ -328,7 +327,7 @@ def test_a_wrong_form_names_the_contract_and_the_page(kind, make_trainer):
 
 
 def test_a_shared_body_runs_once(env):
-    agent = networks.NetworkAgent(*env("Match-v0").agent_specs, **two_heads(), critic=None)
+    agent = NetworkAgent(*env("Match-v0").agent_specs, **two_heads(), critic=None)
     calls = []
     agent.body.register_forward_hook(lambda *_: calls.append(1))
     agent.evaluate(torch.ones(2, 1), torch.ones(2, dtype=torch.int64))
@@ -363,7 +362,7 @@ def overwritten(kind):
 def test_a_critic_reads_nothing_that_only_the_actor_writes(kind, env):
     pictures = kind == "dictionary"
     specs = env("Match-v0", env_kwargs={"pictures": pictures}).agent_specs
-    agent = networks.NetworkAgent(*specs, **overwritten(kind))
+    agent = NetworkAgent(*specs, **overwritten(kind))
     rows = torch.linspace(-3, 3, 4)[:, None].repeat(1, 145 if pictures else 1)
     evaluation = agent.evaluate(rows, torch.ones(4, dtype=torch.int64))
     torch.testing.assert_close(evaluation.value, agent.value(rows))
@@ -385,7 +384,7 @@ def test_a_subclass_that_saves_all_its_arguments_saves_no_network(fit, tmp_path)
 def test_an_attribute_of_a_network_does_not_describe_it(name, value, env):
     modules = two_heads() | {"critic": None}
     setattr(modules["actor"], name, value)
-    assert networks.NetworkAgent(*env("Match-v0").agent_specs, **modules).hparams["actor"] is None
+    assert NetworkAgent(*env("Match-v0").agent_specs, **modules).hparams["actor"] is None
 
 
 def test_a_class_beside_an_object_is_given_again(fit, tmp_path):
@@ -411,9 +410,9 @@ def test_an_actor_of_torchrl_reads_the_action_mask_or_is_refused(reads_mask):
     critic = ValueOperator(mlp(4, 1), in_keys=["place"])
     if not reads_mask:
         with pytest.raises(ConfigError, match="the actor does not read the observation's action_mask"):
-            networks.NetworkAgent(observation, action, actor, critic)
+            NetworkAgent(observation, action, actor, critic)
         return
-    agent = networks.NetworkAgent(observation, action, actor, critic)
+    agent = NetworkAgent(observation, action, actor, critic)
     rows = torch.rand(200, 7)
     rows[:, mask_columns(observation)] = torch.tensor([1.0, 1.0, 0.0])
     assert agent.act(rows, agent.noise((200,)))[0].unique().tolist() == [0, 1]
@@ -424,7 +423,7 @@ def test_an_actor_of_torchrl_takes_several_discrete_actions():
     logits = TensorDictModule(layers, in_keys=["observation"], out_keys=["logits"])
     actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=D.Categorical)
     critic = ValueOperator(mlp(4, 1), in_keys=["observation"])
-    agent = networks.NetworkAgent(Unbounded((4,)), MultiCategorical([3, 3]), actor, critic)
+    agent = NetworkAgent(Unbounded((4,)), MultiCategorical([3, 3]), actor, critic)
     action, log_prob, *_ = agent.act(torch.zeros(5, 4), agent.noise((5,)))
     assert action.shape == (5, 2) and log_prob.shape == (5,)
     assert agent.head.largest_entropy == pytest.approx(2 * math.log(3))
