@@ -16,12 +16,7 @@ from ppo_lightning import private
 from ppo_lightning.algorithms.checks import preflight
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.bars import BarFacts
-from ppo_lightning.callbacks.ending import RunEnd
-from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
-from ppo_lightning.callbacks.preemption import Preemption
-from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.threads import Threads
+from ppo_lightning.callbacks.standard import missing_callbacks
 from ppo_lightning.checkpoints import run
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, run_folder
@@ -39,17 +34,6 @@ from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.seeding import one_thread
-
-FIT_CALLBACKS = (
-    Threads,
-    Preemption,
-    RunSummary,
-    BarFacts,
-    RunEnd,
-    RolloutGuard,
-    NonFiniteGuard,
-    EqualRanksGuard,
-)
 
 
 class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignore[misc]
@@ -144,8 +128,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         """Add the guards and, for ``fit``, its callbacks, unless the Trainer has one of that class."""
         trainer: Any = self.trainer
         preflight(trainer, self, trainer.datamodule)  # before Lightning's own checks
-        kinds: tuple[type[L.Callback], ...] = (LoggerGuard, *(FIT_CALLBACKS if self.fitting else ()))
-        return [kind() for kind in kinds if not any(isinstance(each, kind) for each in trainer.callbacks)]
+        return missing_callbacks(trainer.callbacks, self.fitting)
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.algorithms.adam import adam_state, trained_parameters
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
@@ -258,23 +259,6 @@ class CompiledUpdate:
             mean.lerp_(clipped, 1 - beta1)
             square.mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
             param.sub_(size * mean / (square.sqrt() / root + eps))
-
-
-def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters of all groups that require gradients."""
-    return [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
-
-
-def adam_state(optimizer: torch.optim.Adam) -> list[Tensors]:
-    """Return parameters, moments, squares and step counts of an Adam, whose state may not exist yet."""
-    group, parameters = optimizer.param_groups[0], trained_parameters(optimizer)
-    for parameter in parameters:
-        if parameter not in optimizer.state:
-            device = parameter.device if group["fused"] or group["capturable"] else "cpu"
-            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": torch.zeros((), device=device)} | moments
-    states = [optimizer.state[parameter] for parameter in parameters]
-    return [parameters, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]
 
 
 def make_update(module: MinibatchLearner, loss: Loss) -> EagerUpdate | CompiledUpdate:

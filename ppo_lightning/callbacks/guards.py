@@ -23,6 +23,7 @@ from ppo_lightning.models.heads import SquashedHead
 from ppo_lightning.private import forget_writer
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
+from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import tolerance
 
@@ -57,6 +58,7 @@ class RolloutGuard(QuietCallback):
     """
 
     every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
+    _rounding_known = False
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Learner, batch: Any, batch_idx: int
@@ -69,8 +71,26 @@ class RolloutGuard(QuietCallback):
             for finding in check_rollout(batch, pl_module.data.env):
                 if finding.severity != "note" and not (scales and finding.check == "action bounds"):
                     rank_zero_warn(f"environment: {finding.what} {finding.remedy}")
+        if not self._rounding_known and pl_module.agent.normalizer is None:
+            self._rounding_known = _warn_of_rounding(batch["observation"])
         if rollouts_before % self.every == 0 and "action_log_prob" in batch.keys():  # noqa: SIM118
             _compare_log_probs(pl_module, batch)
+
+
+def _warn_of_rounding(observation: Tensor) -> bool:
+    """Warn if float32 rounds raw observations, and return whether it does."""
+    if observation.dtype.itemsize < 4:
+        return False
+    largest = torch.linalg.vector_norm(observation.float(), math.inf)  # copies no float32
+    if largest <= EXACT:
+        return False
+    warnings.warn(
+        f"data.env_id has observations up to {largest.item():.3g}, and float32 rounds numbers beyond"
+        f" {EXACT}: set model.agent.norm_obs to true, which normalizes the exact numbers, or subtract"
+        " a constant in the environment.",
+        stacklevel=2,
+    )
+    return True
 
 
 def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:

@@ -10,7 +10,7 @@ from torch import distributions as D
 from torchrl.data import TensorSpec, Unbounded
 
 from ppo_lightning.models.actor import Actor, with_memory
-from ppo_lightning.models.heads import Float32Linear, Head, Parameters
+from ppo_lightning.models.heads import Float32Linear, Head, HeadDistribution, Parameters
 from ppo_lightning.models.init import orthogonal
 
 
@@ -168,22 +168,4 @@ class ActorCritic(Actor):
         """Return the distribution of the actions for raw observations, as TorchRL's losses ask for it."""
         observation = self.normalize(tensordict["observation"])
         features, _ = self.features(observation)
-        return _PolicyDistribution(self.head, features, self.allowed(observation))
-
-
-class _PolicyDistribution(D.Distribution):
-    """Distribution of a head for given features, with what losses of other libraries use."""
-
-    def __init__(self, *inputs: Any) -> None:
-        super().__init__(validate_args=False)
-        self.head, self.features, self.allowed = inputs
-
-    @property
-    def mode(self) -> Tensor:
-        return self.head.sample(self.features, None, self.allowed)[0]
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return self.head.evaluate(self.features, value, self.allowed)[0]
-
-    def entropy(self) -> Tensor:
-        return self.head.evaluate(self.features, self.mode, self.allowed)[1]
+        return HeadDistribution(self.head, features, self.allowed(observation))

@@ -7,11 +7,12 @@ advance.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch import distributions as D
 from torch.nn import functional as F
 from torchrl.data import Bounded, OneHot, TensorSpec
 
@@ -397,3 +398,24 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
             " gymnasium.wrappers.RescaleAction(env, -1, 1)."
         )
     return lows, highs
+
+
+class HeadDistribution(D.Distribution):
+    """Distribution of a head for given features, with what losses of other libraries use."""
+
+    def __init__(self, *inputs: Any) -> None:
+        super().__init__(validate_args=False)
+        self.head, self.features, self.allowed = inputs
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable actions, [B, ...]."""
+        return self.head.sample(self.features, None, self.allowed)[0]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probabilities of actions, [B]."""
+        return self.head.evaluate(self.features, value, self.allowed)[0]
+
+    def entropy(self) -> Tensor:
+        """Return the entropies, [B], in nats."""
+        return self.head.evaluate(self.features, self.mode, self.allowed)[1]

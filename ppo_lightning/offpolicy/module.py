@@ -17,9 +17,9 @@ from torch.optim.adam import adam as guarded_adam
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks
+from ppo_lightning.algorithms.adam import adam_state, state_and_settings
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
-from ppo_lightning.algorithms.update import adam_state
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
@@ -341,13 +341,6 @@ def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: flo
     """Return the TD target, [B]. Only a termination (1) stops the bootstrap: a time limit does not."""
     # y = r + gamma * (1 - terminated) * V(s')
     return reward + gamma * (1 - terminated) * next_value
-
-
-def state_and_settings(optimizer: torch.optim.Adam) -> tuple[Any, ...]:
-    """Return :func:`adam_state` and the settings of this run for :meth:`minimize`."""
-    settings = {key: optimizer.defaults[key] for key in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
-    beta1, beta2 = optimizer.defaults["betas"]
-    return *adam_state(optimizer), settings | {"beta1": beta1, "beta2": beta2}
 
 
 def frozen(network: nn.Module) -> Any:

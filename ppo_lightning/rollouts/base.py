@@ -1,7 +1,5 @@
 """Base class of the collectors."""
 
-import math
-import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 
@@ -76,7 +73,6 @@ class Collector(BaseCollector):
         self.observation: Any = None  # normalized, of the running episodes
         self._is_collecting = False  # also after a failure: a checkpoint then has no running episodes
         self._memory: Any = agent.initial_memory(self.shard.count)
-        self._rounding_known = deterministic  # an evaluation repeats what training said
         base = untransformed(env)
         self._informed = base if isinstance(base, BatchedEnv) and base.info_names else None
         self._infos: list[tuple[int, np.ndarray, np.ndarray]] = []  # step of the rollout, rows, numbers
@@ -101,22 +97,7 @@ class Collector(BaseCollector):
                 rollout = self.rollout()
             except SystemExit as error:
                 raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
-            self._warn_of_rounding(rollout["observation"])
             yield rollout
-
-    def _warn_of_rounding(self, observation: Tensor) -> None:
-        """Warn once if float32 rounds raw observations of a rollout."""
-        if self._rounding_known or observation.dtype.itemsize < 4 or self.agent.normalizer is not None:
-            return
-        largest = torch.linalg.vector_norm(observation.float(), math.inf)  # copies no float32
-        if largest > EXACT:
-            self._rounding_known = True
-            warnings.warn(
-                f"data.env_id has observations up to {largest.item():.3g}, and float32 rounds numbers beyond"
-                f" {EXACT}: set model.agent.norm_obs to true, which normalizes the exact numbers, or subtract"
-                " a constant in the environment.",
-                stacklevel=2,
-            )
 
     def draw_noise(self) -> Tensor:
         """Draw the action noise of a rollout, [T, N, ...] on the CPU.

@@ -1,0 +1,30 @@
+"""The callbacks that every run has."""
+
+from collections.abc import Sequence
+
+import lightning as L
+
+from ppo_lightning.callbacks.bars import BarFacts
+from ppo_lightning.callbacks.ending import RunEnd
+from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
+from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.callbacks.summary import RunSummary
+from ppo_lightning.callbacks.threads import Threads
+
+ALWAYS: tuple[type[L.Callback], ...] = (LoggerGuard,)
+FIT: tuple[type[L.Callback], ...] = (
+    Threads,
+    Preemption,
+    RunSummary,
+    BarFacts,
+    RunEnd,
+    RolloutGuard,
+    NonFiniteGuard,
+    EqualRanksGuard,
+)
+
+
+def missing_callbacks(present: Sequence[L.Callback], fitting: bool) -> list[L.Callback]:
+    """Return the callbacks of a run that are not among those of its Trainer."""
+    kinds = (*ALWAYS, *FIT) if fitting else ALWAYS
+    return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]
