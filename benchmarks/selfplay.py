@@ -35,7 +35,7 @@ GAMES = {  # recipe -> game and opponents
 }
 ARMS = {  # arm -> what is done to a rollout
     "recipe": "",
-    "same_sign": 'rollout["sign"] = rollout["sign"].abs()',
+    "same_sign": 'rollout["discount"] = rollout["discount"].abs()',
     "reward_of_the_other": 'rollout["next", "reward"] = -rollout["next", "reward"]',
 }
 PROGRAM = """

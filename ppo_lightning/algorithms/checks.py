@@ -188,12 +188,6 @@ def of_agent(module: Any, data: RolloutDataModule) -> Iterator[str]:
             f"model.agent is {name}, which would ignore the action_mask of the observations: pass"
             " mask=mask_columns(observation_spec), of ppo_lightning.spaces.specs, to its base class."
         )
-    is_turn_based = module.fitting and getattr(data.env, "turn_based", False)
-    if is_turn_based and not getattr(module, "takes_turns", False):
-        yield (
-            f"data.env_id is {data.env_id!r}, whose players take turns, and the targets of"
-            f" {type(module).__name__} do not change sides: use ppo_lightning.SelfPlay."
-        )
 
 
 # Of some algorithms, which yield them in their `refusals`
@@ -214,6 +208,15 @@ def of_features(module: Any) -> Iterator[str]:
         yield (
             f"{type(module).__name__} builds on the features of an agent, and model.actor and model.critic"
             " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
+        )
+
+
+def of_turns(module: Any) -> Iterator[str]:
+    """Yield a game of turns, for algorithms whose targets ignore the ``discount`` of a step."""
+    if module.fitting and module.agent is not None and getattr(module.data.env, "turn_based", False):
+        yield (
+            f"data.env_id is {module.data.env_id!r}, whose players take turns, and the targets of"
+            f" {type(module).__name__} do not change sides: use ppo_lightning.SelfPlay."
         )
 
 
@@ -243,6 +246,11 @@ def of_sequences(module: Any) -> Iterator[str]:
         yield "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
     if not module.fitting:
         return
+    if module.agent is not None and getattr(module.data.env, "turn_based", False):
+        yield (
+            "model.agent has a memory, which the players of a turn-based game would share: set"
+            " model.agent.memory to null."
+        )
     num_envs = module.data.num_envs // module.trainer.world_size
     count = module.hparams.num_minibatches
     if num_envs % count:

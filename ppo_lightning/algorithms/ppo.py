@@ -189,8 +189,9 @@ class PPO(AgentModule):
         return rollout
 
     def discount(self, rollout: TensorDictBase) -> float | Tensor:
-        """Return the discount of the next value at each step of a rollout, a number or [N, T]."""
-        return self.hparams.gamma
+        """Return the discount of the next value: gamma, times the ``discount`` of a step [N, T] if any."""
+        factor = rollout.get("discount", None)
+        return self.hparams.gamma if factor is None else self.hparams.gamma * factor
 
     def epoch_minibatches(self, rollout: TensorDictBase) -> Iterator[Iterable[Minibatch]]:
         """Yield the minibatches of each call of :meth:`update`: of all epochs, or of one with ``target_kl``.

@@ -82,6 +82,7 @@ class RND(PPO):
         """Yield agents without features, and what PPO cannot train."""
         yield from super().refusals()
         yield from checks.of_features(self)
+        yield from checks.of_turns(self)
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""

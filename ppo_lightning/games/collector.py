@@ -16,7 +16,7 @@ class GameCollector(WeightedCollector):
     A rollout has two more keys:
 
     - ``player`` [N, T, 1] is the player who acts. ``reward`` is that of this player.
-    - ``sign`` [N, T] is -1 where the next observation is that of another player, whose value counts
+    - ``discount`` [N, T] is -1 where the next observation is that of another player, whose value counts
       negatively in a zero-sum game, 1 elsewhere.
 
     In turn-based games, ``episode_reward`` is the return of player 0.
@@ -29,18 +29,18 @@ class GameCollector(WeightedCollector):
         shares_rows = self.env.rows_per_game < self.env.num_players
         assert not (shares_rows and self._memory is not None), "the players would share a memory"
         self._player = self._store["player"][..., 0]  # views [T, N]
-        self._sign = self._store["sign"]
+        self._discount = self._store["discount"]
 
     def rollout_keys(self) -> dict[str, TensorSpec]:
         """Return the specs of a step that the rollout stores, by key."""
-        own = {"player": Unbounded((1,), dtype=torch.int64), "sign": Unbounded(())}
+        own = {"player": Unbounded((1,), dtype=torch.int64), "discount": Unbounded(())}
         return super().rollout_keys() | own
 
     def step(self, t: int, action: np.ndarray) -> Step:
         """Step the games, and store who acted and who acts next."""
         self._player[t] = self.env.mover
         results = super().step(t, action)
-        self._sign[t] = np.where(self._player[t] == self.env.mover, 1, -1)
+        self._discount[t] = np.where(self._player[t] == self.env.mover, 1, -1)
         return results
 
     def begins(self, fresh: np.ndarray, final: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.games.players import Player, agent_player, make_player
@@ -36,8 +35,6 @@ class SelfPlay(PPO):
         >>> L.Trainer(accelerator="cpu").fit(SelfPlay(gamma=1.0), data)
     """
 
-    takes_turns = True
-
     def __init__(
         self,
         rating_games: Annotated[int, Range(0)] = 100,
@@ -52,10 +49,6 @@ class SelfPlay(PPO):
         super().configure_model()
         if self.agent is not None and self.hparams.rating_games:
             self._players()
-
-    def discount(self, rollout: TensorDictBase) -> Tensor:
-        """Return the discount of the next value: negative where it is the value of the other player."""
-        return self.hparams.gamma * rollout["sign"]
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log the episodes of the agent against itself, and the ratings."""

@@ -39,7 +39,7 @@ class TurnBasedEnv(GameEnv):
     """
 
     num_players = 2
-    turn_based = True  # which a module must know, see `AgentModule.takes_turns`
+    turn_based = True  # see `checks.of_turns`
 
     def __init__(
         self,

@@ -213,6 +213,7 @@ class OffPolicyModule(AgentModule):
         """Yield settings and agents with which an off-policy algorithm cannot train."""
         yield from checks.of_memory(self)
         yield from checks.of_replay(self)
+        yield from checks.of_turns(self)
 
     def configure_model(self) -> None:
         """Build the agent and, for a fit, the buffer."""

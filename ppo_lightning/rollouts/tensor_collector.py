@@ -20,7 +20,7 @@ from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import tensor_episode_sums
 
 # Keys that mean something in our rollouts; those of another environment may mean anything.
-MEANT = ("weight", "sign", "player", "memory", ("next", "memory"), ("next", "info"))
+MEANT = ("weight", "discount", "player", "memory", ("next", "memory"), ("next", "info"))
 
 
 class TensorCollector(Collector):

@@ -116,7 +116,12 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         return spec
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return Composite({str(name): spec_from_space(part) for name, part in entries(space)})
-    raise ConfigError(
+    raise unsupported(space)
+
+
+def unsupported(space: spaces.Space) -> ConfigError:
+    """Return the error about a space that has no spec. Actions have no text, which observations may have."""
+    return ConfigError(
         f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
         " MultiBinary space, or a dictionary or a tuple of these."
     )

@@ -79,7 +79,7 @@ GAMES = {
 def test_a_loop_of_predict_plays_the_episode_of_evaluate(name, memory):
     env_id, kwargs = GAMES[name]
     evaluated = make_env(env_id, 1, seed=3, stream="eval", env_kwargs=kwargs)
-    module, seed = module_of(evaluated, memory), evaluated._seeds[0]
+    module, seed = module_of(evaluated, memory), evaluated._seeds_to_use[0]
     expected = evaluate(module.agent, evaluated)
     env = env_id() if callable(env_id) else gym.make(env_id, **kwargs)
     (observation, info), total = env.reset(seed=seed), 0.0

@@ -95,7 +95,9 @@ def test_advantages_of_a_game_computed_by_hand():
 
     def advantages(gamma, gae_lambda, value):
         next_value = value.roll(-1, dims=1)
-        return losses.gae(reward, value, next_value, terminated, done, gamma * rollout["sign"], gae_lambda)
+        return losses.gae(
+            reward, value, next_value, terminated, done, gamma * rollout["discount"], gae_lambda
+        )
 
     # gamma 0.5, lambda 0: the loser's last step has the TD error 0 - 0.5 * V(winner) - V(loser).
     value = torch.zeros(1, 12)
@@ -125,7 +127,7 @@ def test_games_and_openings_that_cannot_be_played(env_id, options, message):
 def test_a_memory_is_refused(fit):
     data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 4, "num_steps": 8}
     agent = functools.partial(MLPAgent, memory="lstm", shared=True)
-    with pytest.raises(ConfigError, match="players take turns"):
+    with pytest.raises(ConfigError, match="players of a turn-based game would share"):
         fit(data | {"total_timesteps": 64}, {"agent": agent}, ppo=RecurrentPPO)
 
 

@@ -34,15 +34,8 @@ def learn(fit):
     return run
 
 
-def test_games_with_turns_are_for_self_play_whose_targets_change_sides(learn):
-    with pytest.raises(ConfigError, match=r"players take turns.*SelfPlay"):
-        learn(ppo=PPO)
-
-
-def test_without_ratings_and_turns_self_play_is_ppo(learn):
-    """With a sign of 1 everywhere, the targets are equal."""
-    at_once = {"env_id": "pettingzoo/classic/rps_v2", "backend": "pettingzoo"}
-    assert torch.equal(weights(learn(data=at_once)), weights(learn(data=at_once, ppo=PPO)))
+def test_without_ratings_self_play_is_ppo(learn):
+    assert torch.equal(weights(learn()), weights(learn(ppo=PPO)))
 
 
 def test_returns_of_both_players_are_logged(learn):

@@ -410,7 +410,7 @@ REFUSED = {
 @pytest.mark.parametrize("algorithm", [Scheduled, Other])
 def test_other_optimizers_are_an_error_of_the_subclass(fit, algorithm):
     with pytest.raises(AssertionError, match="must return the Adams of OffPolicyModule and no schedule"):
-        fit(CARTPOLE, ppo=algorithm)
+        fit(CARTPOLE, {"learning_starts": 0}, ppo=algorithm)
 
 
 @pytest.mark.parametrize("sentence", REFUSED)

@@ -237,7 +237,7 @@ class Planner(Walk):
 
     def others(self):
         zeros = torch.zeros(*self.batch_size, 1)
-        return {"weight": zeros, "sign": zeros, "info": TensorDict(batch_size=self.batch_size)}
+        return {"weight": zeros, "discount": zeros, "info": TensorDict(batch_size=self.batch_size)}
 
 
 def test_keys_of_an_environment_do_not_mean_what_ours_mean(fit):
