@@ -68,7 +68,7 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     if isinstance(space, spaces.Dict | spaces.Tuple):
         is_dict = isinstance(space, spaces.Dict)
         if isinstance(space, spaces.Dict):
-            kind = f"dictionary with {', '.join(space)}"
+            kind = f"dictionary with {', '.join(map(str, space))}"
             has_parts = isinstance(value, Mapping) and space.keys() <= value.keys()
         else:
             kind = f"tuple of {len(space.spaces)}"

@@ -26,7 +26,7 @@ def test_rollouts_and_extra_steps_are_counted_and_restored():
     progress.count_extra(5)
     progress.count(rollout(None, (3, 7), None, (1, 2)), frames=4)
     assert (progress.env_steps, progress.rollout_steps, progress.mean_return) == (9, 4, 2.0)
-    assert progress.finished[0].tolist() == [[3, 7, -1], [1, 2, -1]]
+    assert progress.finished[0].tolist() == [[3, 7, 0], [1, 2, 0]]
     assert progress.state_dict() == {
         "env_steps": 9,
         "extra_steps": 5,
