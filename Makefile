@@ -4,12 +4,27 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/classic/cartpole.yaml
 
-.PHONY: train test test-integration test-slow attack lint format docs clean
+QUICK := $(addprefix tests/, \
+	algorithms/test_losses.py algorithms/test_ppo.py algorithms/test_schedule.py algorithms/test_update.py \
+	models/test_actor.py models/test_continuous.py models/test_kl.py models/test_mlp.py models/test_models.py \
+	models/test_networks.py \
+	offpolicy/test_buffer.py offpolicy/test_losses.py \
+	rollouts/test_collector.py rollouts/test_progress.py \
+	spaces/test_spaces.py \
+	utils/test_scans.py utils/test_seeding.py \
+	callbacks/test_plain_trainer.py::test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run \
+	checkpoints/test_resume.py::test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit[CartPole-v1])
+
+.PHONY: train quick test test-integration test-slow attack lint format docs clean
 
 train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="--seed_everything 2"
 	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
 
-test: $(VENV)/.installed-dev  ## The quick tests (6 to 12 minutes on 2 cores)
+# One process and no extras: tests that say which function is at fault, of most rooms that a run passes.
+quick: $(VENV)/.installed-quick  ## While you work: a minute on two cores, without the packages of the extras
+	$(BIN)/python -m pytest --skip-missing $(QUICK) $(ARGS)
+
+test: $(VENV)/.installed-dev  ## Everything that needs one process (6 to 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (22 minutes)
@@ -41,6 +56,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-quick: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt pytest
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-procgen.txt

@@ -12,7 +12,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities import registry
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
@@ -21,8 +20,32 @@ from tests.helpers import Runs, SaveAfter, require_same
 torch.set_num_threads(1)
 # Each Trainer looks for callbacks in the metadata of all installed packages: a sixth of a short run.
 registry.entry_points = functools.cache(registry.entry_points)
-# Each export to ONNX parses the source of all operators: half of its time.
-ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+with contextlib.suppress(ImportError):  # the extra "export"
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    # Each export to ONNX parses the source of all operators: half of its time.
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--skip-missing", action="store_true", help="skip tests whose package is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that ends because a package is not installed, with ``--skip-missing`` only.
+
+    ``make quick`` has no extras. Everywhere else a missing package is a failure.
+    """
+    try:
+        return (yield)
+    except Exception as error:
+        cause = error
+        while cause is not None and not isinstance(cause, ModuleNotFoundError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or not item.config.getoption("--skip-missing"):
+            raise
+        pytest.skip(f"the package {cause.name} is not installed")
 
 
 def trainers_in(folder):
