@@ -463,7 +463,7 @@ def selection_figures(
     """Yield the figures of an arm in the table of a budget."""
     scores = []
     for task in tasks:
-        here = [row for run, row in rows.items() if run[:3] == (arm, task, budget)]
+        here = rows_of(rows, arm, task, budget)
         yield f"{mean_of(here, 'train_return')} / {mean_of(here, 'eval_return')} ({len(here)})"
         scores += [statistics.fmean(map(score, here))] if here else []
     yield f"{statistics.fmean(scores):.3f}" if len(scores) == len(tasks) else "-"
@@ -484,7 +484,7 @@ def print_report(rows: dict[Run, dict[str, str]], arm: str) -> None:
             (task, budget)
             for task in TASKS
             for budget in sorted({run.budget for run in rows})
-            if all(len(returns_of(rows, name, task, budget)) > 1 for name in (arm, reference))
+            if all(len(rows_of(rows, name, task, budget)) > 1 for name in (arm, reference))
         ]
         if cells:
             print(
@@ -493,10 +493,16 @@ def print_report(rows: dict[Run, dict[str, str]], arm: str) -> None:
             print_comparison(rows, arm, reference, cells)
 
 
-def returns_of(rows: dict[Run, dict[str, str]], arm: str, task: str, budget: int) -> np.ndarray:
-    """Return the training returns of an arm, of the deterministic policy where no episode ended."""
-    here = [row for run, row in rows.items() if run[:3] == (arm, task, budget)]
-    return np.array([float(row["train_return"] or row["eval_return"]) for row in here])
+def rows_of(rows: dict[Run, dict[str, str]], arm: str, task: str, budget: int) -> list[dict[str, str]]:
+    """Return the rows of an arm on a task with a budget."""
+    return [row for run, row in rows.items() if run[:3] == (arm, task, budget)]
+
+
+def returns_of(mine: Sequence[dict[str, str]], other: Sequence[dict[str, str]]) -> list[np.ndarray]:
+    """Return the training returns of two arms, of the deterministic policies if a run ended no episode."""
+    trained = all(row["train_return"] for row in (*mine, *other))
+    column = "train_return" if trained else "eval_return"
+    return [np.array([float(row[column]) for row in side]) for side in (mine, other)]
 
 
 def print_comparison(
@@ -505,17 +511,14 @@ def print_comparison(
     """Print the table of two arms, a row for each task and budget."""
     from selection_table import holm, stratified_p
 
+    sides = {cell: [rows_of(rows, name, *cell) for name in (arm, reference)] for cell in cells}
+    returns = {cell: returns_of(*pair) for cell, pair in sides.items()}
+
     def p_of_lower(chosen: Iterable[tuple[str, int]]) -> float:
         chosen = list(chosen)
         # Divided by the range of the task, which does not change the test of one cell.
-        mine, other = (
-            {
-                f"{task} {budget}": returns_of(rows, name, task, budget)
-                / (TASKS[task].high - TASKS[task].low)
-                for task, budget in chosen
-            }
-            for name in (arm, reference)
-        )
+        ranges = {cell: TASKS[cell[0]].high - TASKS[cell[0]].low for cell in chosen}
+        mine, other = ({str(x): returns[x][side] / ranges[x] for x in chosen} for side in (0, 1))
         return stratified_p(mine, other)
 
     tasks = list(dict.fromkeys(task for task, _ in cells))
@@ -529,17 +532,14 @@ def print_comparison(
     print("|---|---|---|---|---|---|---|---|---|")
     higher: dict[int, list[bool]] = {}
     for task, budget in cells:
-        figures, means, seconds = [], [], []
-        for name in (arm, reference):
-            returns = returns_of(rows, name, task, budget)
-            here = [row for run, row in rows.items() if run[:3] == (name, task, budget)]
-            figures.append(
-                f"{returns.mean():.4g} ± {returns.std(ddof=1):.2g} / {mean_of(here, 'eval_return')}"
-            )
-            means.append(returns.mean())
-            seconds.append(statistics.fmean(float(row["seconds"]) for row in here))
-        higher.setdefault(budget, []).append(means[0] >= means[1])
-        mark = "yes" if means[0] >= means[1] else "no"
+        pair, here = returns[task, budget], sides[task, budget]
+        figures = [
+            f"{values.mean():.4g} ± {values.std(ddof=1):.2g} / {mean_of(side, 'eval_return')}"
+            for values, side in zip(pair, here, strict=True)
+        ]
+        seconds = [statistics.fmean(float(row["seconds"]) for row in side) for side in here]
+        higher.setdefault(budget, []).append(pair[0].mean() >= pair[1].mean())
+        mark = "yes" if higher[budget][-1] else "no"
         p = f"{of_cell[task, budget]:.3f} | {of_task[task]:.3f}"
         times = f"{seconds[0]:.1f}, {seconds[1]:.1f} | {seconds[0] / seconds[1]:.2f}"
         print(f"| {task} | {budget} | {' | '.join(figures)} | {mark} | {p} | {times} |")
