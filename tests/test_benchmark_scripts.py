@@ -45,6 +45,17 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command(f"{ROOT} {ROOT} --workloads cartpole-64x128 {SHORT}", r"ratio of medians", (0, 1))
     ],
     "selection_table": [Command("", r"\| no change")],
+    "defaults": [
+        Command(
+            "--arms today guess stable-baselines3 --tasks FrozenLakeDry-v0 Goal-v0 --budgets 2048"
+            " --seeds 11 12 --output a.csv",
+            r"(?s)\| today .*\| guess .*\| stable-baselines3 ",
+        ),
+        Command(
+            "--stage report --arms guess --output a.csv --table",
+            r"(?s)Goal-v0 \| 2048 .*at least as high on \d of 2 tasks.*`guess` and `today`.*of 2 tasks",
+        ),
+    ],
     "ppo_or_sac": [Command("", r"\| with 5 ms per step \| 60 \| \d")],
     "rpo_table": [Command("", "WalkerWalk|PendulumSwingup")],
     "floor": [Command("")],  # a module of speed.py
