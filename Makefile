@@ -36,8 +36,9 @@ docs: $(VENV)/.installed-docs  ## The documentation site, in site/
 clean:
 	rm -rf $(VENV)
 
-# pip's output is shown if an installation fails: its last lines name the packages that conflict.
-install = $(BIN)/python -m pip install $(1) > $(VENV)/pip.log 2>&1 || { tail -n 40 $(VENV)/pip.log >&2; exit 1; }
+# If an installation fails, the end of pip's output names the packages that conflict; pip -q hides them.
+install = @echo "pip install $(1)"; \
+	$(BIN)/python -m pip install $(1) > $(VENV)/pip.log 2>&1 || { tail -n 20 $(VENV)/pip.log >&2; exit 1; }
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("ppo_lightning needs Python 3.11 or newer, and $(PYTHON) is %d.%d: pass another one, as in make PYTHON=python3.13." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
