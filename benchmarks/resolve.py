@@ -1,7 +1,8 @@
 """Show which extras can be installed with which Python: python benchmarks/resolve.py [--newest]
 
 pip resolves the extras with the versions of constraints.txt, or, with --newest, with the newest versions that
-pyproject.toml admits. Nothing is installed. Needs pip 24 or newer, and Linux.
+pyproject.toml admits, and says on stderr why an extra cannot be installed. Nothing is installed. Needs pip 24
+or newer, and Linux.
 """
 
 import argparse
@@ -44,14 +45,14 @@ def resolve(extras: str, python: str, newest: bool) -> dict[str, str] | str:
     """Return the versions that pip chooses, or the reason why there is no solution."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [sys.executable, "-c", PIP, python, "install", "--dry-run", "--ignore-installed", "--quiet"]
+        command = [sys.executable, "-c", PIP, python, "install", "--dry-run", "--ignore-installed"]
         command += ["--use-feature", "fast-deps", "--python-version", python, "--only-binary", ":all:"]
         command += ["--target", folder, "--report", str(report), f".[{extras}]"]
         command += [] if newest else ["--constraint", "constraints.txt"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-            return errors[0].removeprefix("ERROR: ")[:200] if errors else done.stderr[-200:]
+            return "\n".join([*errors, done.stdout.partition("The conflict is caused by:")[2].rstrip()])
         packages = [package["metadata"] for package in json.loads(report.read_text())["install"]]
         return {package["name"].lower(): package["version"] for package in packages}
 
@@ -71,8 +72,10 @@ def cell(extra: str, python: str, newest: bool) -> str:
     is_together = extra != "procgen" and isinstance(resolve(TOGETHER, python, newest), dict)
     found = {} if is_together else resolve(extra, python, newest)
     if isinstance(found, str):
-        return f"no: {found}"
-    return "yes" + "".join(f", without {name}" for name in missing(extra, python))
+        print(f"{extra} with Python {python}: {found}", file=sys.stderr)
+        return "no"
+    absent = ", ".join(missing(extra, python))
+    return f"yes, without {absent}" if absent else "yes"
 
 
 if __name__ == "__main__":
