@@ -24,6 +24,7 @@ TOGETHER = ",".join(
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SHOWN = ("envpool", "mujoco", "torch", "torchrl", "tensordict", "lightning", "gymnasium", "numpy")
 # pip chooses wheels for another Python, but compares markers and Requires-Python with the one it runs in.
+# 99: the newest patch release.
 PIP = """
 import sys
 from pip._internal.cli.main import main
@@ -33,9 +34,9 @@ from pip._vendor.packaging import markers
 python = sys.argv[1]
 environment, requires = markers.default_environment, factory.RequiresPythonCandidate
 markers.default_environment = lambda: {
-    **environment(), "python_version": python, "python_full_version": python + ".0"
+    **environment(), "python_version": python, "python_full_version": python + ".99"
 }
-factory.RequiresPythonCandidate = lambda _: requires((*map(int, python.split(".")), 0))
+factory.RequiresPythonCandidate = lambda _: requires((*map(int, python.split(".")), 99))
 sys.exit(main(sys.argv[2:]))
 """
 
