@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment of its own; all it takes is Python >= 3.11 and make.
+# Everything runs in a virtual environment of its own; all it takes is Python 3.11 to 3.14 and make.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -45,17 +45,26 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-dev  ## The documentation site, in site/
+docs: $(VENV)/.installed-docs  ## The documentation site, in site/
 	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV)
 
+# If an installation fails, the end of pip's output names the packages that conflict; pip -q hides them.
+install = @echo "pip install $(1)"; \
+	$(BIN)/python -m pip install $(1) > $(VENV)/pip.log 2>&1 || { tail -n 20 $(VENV)/pip.log >&2; exit 1; }
+
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("ppo_lightning needs Python 3.11 or newer, and $(PYTHON) is %d.%d: pass another one, as in make PYTHON=python3.13." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(call install,-c constraints.txt -e .)
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(call install,-c constraints.txt -e '.[docs]')
 	touch $@
 
 $(VENV)/.installed-quick: $(VENV)/.installed
@@ -63,6 +72,6 @@ $(VENV)/.installed-quick: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-procgen.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install -q --no-deps -r requirements-procgen.txt
+	$(call install,-c constraints.txt -e '.[dev]')
+	$(call install,--no-deps -r requirements-procgen.txt)
 	touch $@

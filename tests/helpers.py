@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import lightning as L
+import pytest
 import torch
 import yaml
 from torch import nn
@@ -29,6 +30,10 @@ CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
 
 RECIPE = str(ROOT / "configs/classic/cartpole.yaml")
+
+NO_DM_CONTROL = "dm_control needs labmaze, which has no wheels for Python 3.13 and newer"
+NO_PROCGEN = "procgen-mirror has wheels for Python 3.11 and 3.12 on Linux only"
+needs_dm_control = pytest.mark.skipif(importlib.util.find_spec("dm_control") is None, reason=NO_DM_CONTROL)
 
 
 def weights(module):

@@ -108,3 +108,5 @@ def test_the_files_that_the_workflow_names_are_there():
     assert all((ROOT / path).is_file() for path in re.findall(r"--ignore (\S+)", text))
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"run: make ([\w-]+)", text)) <= set(targets)
+    classifiers = (ROOT / "pyproject.toml").read_text()
+    assert all(f"Python :: {python}" in classifiers for python in re.findall(r'"(3\.\d+)"', text))

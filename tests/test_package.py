@@ -7,13 +7,19 @@ import subprocess
 import sys
 import tomllib
 from importlib import resources
+from importlib.metadata import requires
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from ppo_lightning.private import CHECKED_VERSIONS
 from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+PYTHONS = [text.split()[-1] for text in PROJECT["classifiers"] if "Python :: 3." in text]
 
 # The 37 details of Huang et al. (2022), four additional ones, and two of Procgen.
 DETAILS = [*map(str, range(1, 38)), "A1", "A2", "A3", "A4", "P1", "P2"]
@@ -67,17 +73,56 @@ def test_the_malicious_lightning_releases_are_not_admitted(name):
     assert requirement.specifier.contains("2.6.6")
 
 
-def test_the_constraints_admit_the_dependencies():
-    pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-    )
-    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+def applying(requirements, python):
+    """Return those of the requirements whose markers admit a version of Python."""
+    return [
+        requirement
+        for requirement in map(Requirement, requirements)
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": python})
+    ]
+
+
+def pins_for(python):
+    """Return the versions in constraints.txt for a version of Python: each package has one."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = applying([line for line in lines if not line.startswith("#")], python)
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    assert len(versions) == len(pins)
+    return versions
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_constraints_admit_the_dependencies(python):
+    pins = pins_for(python)
     extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
-    for requirement in map(Requirement, PROJECT["dependencies"] + extras):
-        applies = requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"})
-        if requirement.name != "ppo-lightning" and applies:
-            pin = pins[requirement.name.lower().replace("_", "-")]
-            assert requirement.specifier.contains(pin), requirement
+    for requirement in applying(PROJECT["dependencies"] + extras, python):
+        if requirement.name != "ppo-lightning":
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("name", ["torchrl", "tensordict", "lightning"])
+def test_an_upper_bound_is_the_minor_release_after_the_one_that_the_tests_run_with(name):
+    """Move bound and pin together, once all tests have passed with the newer release."""
+    requirement = next(r for r in map(Requirement, PROJECT["dependencies"]) if r.name == name)
+    pins = {Version(pins_for(python)[name]) for python in PYTHONS}
+    assert {f"{pin.major}.{pin.minor + 1}" for pin in pins} == {bound_of(requirement)}
+
+
+def test_tensordict_waits_for_torchrl():
+    """When this fails, the installed TorchRL admits a newer tensordict: then both bounds may move."""
+    (ours,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "tensordict")
+    (theirs,) = (r for r in applying(requires("torchrl"), "3.11") if r.name == "tensordict")
+    assert not theirs.specifier.contains(bound_of(ours))
+
+
+def test_lightning_waits_for_the_versions_whose_private_names_were_checked():
+    (ours,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "lightning")
+    assert all(ours.specifier.contains(checked) for checked in CHECKED_VERSIONS)
+    assert pins_for("3.11")["lightning"] in CHECKED_VERSIONS
+
+
+def bound_of(requirement):
+    return next(it.version for it in requirement.specifier if it.operator == "<")
 
 
 def test_the_package_is_typed():

@@ -1,6 +1,7 @@
 """Every recipe in ``configs/`` runs, starts at ratio 1, and is reproduced by its saved configuration."""
 
 import inspect
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import ppo_lightning
 from ppo_lightning import PPO
 from ppo_lightning.experiments.report import read_csv
 from tests.commands.conftest import checkpoint_of
-from tests.helpers import RECIPE, ROOT, short
+from tests.helpers import NO_PROCGEN, RECIPE, ROOT, short
 
 OFF_POLICY = {"dqn", "c51", "ddpg", "td3", "sac"}  # tests/offpolicy has them
 RECIPES = sorted(
@@ -28,9 +29,12 @@ QUICK = ("configs/classic/", "configs/spaces/")
 def test_recipe_runs_and_begins_with_ratio_1(recipe, output_of, monkeypatch, tmp_path):
     text = (ROOT / recipe).read_text()
     # RPO's noise moves the ratio from 1; without it, RPO is PPO.
-    without_noise = ["--model.rpo_alpha", "0"] if "ppo_lightning.RPO" in text else []
+    flags = ["--model.rpo_alpha", "0"] if "ppo_lightning.RPO" in text else []
     if "backend: procgen" in text:
-        pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
+        pytest.importorskip("procgen", reason=NO_PROCGEN)
+    if "env_id: dm_control/" in text and find_spec("dm_control") is None:
+        task = "WalkerWalk-v1" if "walker-walk" in text else "CartpoleBalance-v1"
+        flags += ["--data.env_id", task, "--data.backend", "envpool"]
     metrics_of_updates = []
     update = PPO.update
 
@@ -42,7 +46,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, output_of, monkeypatch, tmp
     monkeypatch.setattr(PPO, "update", recorded)
     # Other tests cover the compiled update.
     out = output_of(
-        "fit", "--config", ROOT / recipe, *short(ROOT / recipe), *without_noise, "--model.compile", "false"
+        "fit", "--config", ROOT / recipe, *short(ROOT / recipe), *flags, "--model.compile", "false"
     )
     assert abs(metrics_of_updates[0]["approx_kl"]) < 1e-6, "also with bfloat16"
     assert metrics_of_updates[0]["clipfrac"] == 0

@@ -24,6 +24,7 @@ from ppo_lightning.envs.rollout_checks import (
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs
 from tests.envs.broken_envs import BROKEN, Walk
+from tests.helpers import NO_PROCGEN, needs_dm_control
 
 
 def faults(findings):
@@ -248,7 +249,7 @@ CLEAN = [
     ("ALE/Breakout-v5", "envpool", {}),
     ("starpilot", "procgen", {"num_threads": 0}),
     ("coinrun", "procgen", {"num_threads": 0}),
-    ("dm_control/cheetah-run-v0", "gymnasium", {}),
+    pytest.param("dm_control/cheetah-run-v0", "gymnasium", {}, marks=needs_dm_control),
     ("CheetahRun-v1", "envpool", {}),
     ("MiniGrid-MemoryS7-v0", "envpool", {}),
     ("MiniGrid-Empty-5x5-v0", "envpool", {}),
@@ -259,7 +260,7 @@ CLEAN = [
 @pytest.mark.parametrize(("env_id", "backend", "env_kwargs"), CLEAN, ids=lambda part: str(part))
 def test_every_backend_is_clean(env_id, backend, env_kwargs):
     if backend == "procgen":
-        pytest.importorskip("procgen")
+        pytest.importorskip("procgen", reason=NO_PROCGEN)
     findings, rollout = examine(env_id, backend, **env_kwargs)
     assert faults(findings) == [], [*map(str, findings)]
     assert rollout is not None

@@ -5,9 +5,11 @@ import sys
 
 import numpy as np
 import pytest
-from dm_control import suite
 
 from ppo_lightning import make_env
+from tests.helpers import NO_DM_CONTROL
+
+suite = pytest.importorskip("dm_control.suite", reason=NO_DM_CONTROL)
 
 IN_A_PROCESS = "dm_control/quadruped-escape-v0"  # needs a renderer, which dm_control chooses at import
 QUICK = "dm_control/quadruped-walk-v0"

@@ -9,6 +9,7 @@ from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
 from ppo_lightning.utils.seeding import derive_seed
+from tests.helpers import needs_dm_control
 
 BACKENDS = ("gymnasium", "envpool")
 
@@ -117,8 +118,8 @@ def play(env, steps, seed=0):
         ("HalfCheetah-v4", "HalfCheetah-v4"),
         ("HalfCheetah-v5", "HalfCheetah-v5"),
         ("Hopper-v4", "Hopper-v4"),
-        ("dm_control/walker-walk-v0", "WalkerWalk-v1"),
-        ("dm_control/cartpole-balance-v0", "CartpoleBalance-v1"),
+        pytest.param("dm_control/walker-walk-v0", "WalkerWalk-v1", marks=needs_dm_control),
+        pytest.param("dm_control/cartpole-balance-v0", "CartpoleBalance-v1", marks=needs_dm_control),
     ],
 )
 def test_both_backends_are_the_same_task(env_id, other):
@@ -165,6 +166,7 @@ def many_seeds(seed, count):
     return [derive_seed(seed, "train", index) for index in range(count)]
 
 
+@needs_dm_control
 def test_dictionaries_are_flattened_alphabetically(env):
     batch = env("dm_control/walker-walk-v0", 2)
     raw = batch.envs[0].unwrapped
@@ -176,7 +178,10 @@ def test_dictionaries_are_flattened_alphabetically(env):
 
 @pytest.mark.parametrize(
     ("env_id", "backend"),
-    [("dm_control/cartpole-balance-v0", "gymnasium"), ("CartpoleBalance-v1", "envpool")],
+    [
+        pytest.param("dm_control/cartpole-balance-v0", "gymnasium", marks=needs_dm_control),
+        ("CartpoleBalance-v1", "envpool"),
+    ],
 )
 def test_the_end_of_a_dm_control_episode_is_a_time_limit(env_id, backend):
     _, _, ends = play(make_env(env_id, 1, backend), 1000)

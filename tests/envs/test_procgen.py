@@ -8,10 +8,9 @@ from ppo_lightning import CNNAgent, ConfigError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.seeding import derive_seed
+from tests.helpers import NO_PROCGEN
 
-procgen = pytest.importorskip(
-    "procgen", reason="make installs it with --no-deps, see requirements-procgen.txt"
-)
+procgen = pytest.importorskip("procgen", reason=NO_PROCGEN)
 
 
 def raw(env_id, num, actions, rand_seed, **options):

@@ -15,6 +15,7 @@ from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.models.heads import Head
 from ppo_lightning.video import overlay
 from ppo_lightning.video.record import record_video
+from tests.helpers import NO_PROCGEN
 
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64, "eval_episodes": 1}
 
@@ -141,7 +142,7 @@ def test_play_records_whole_games_with_the_panel_beside_them(
     fit, tmp_path, output_of, refusal_of, backend, game
 ):
     if backend == "procgen":
-        pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
+        pytest.importorskip("procgen", reason=NO_PROCGEN)
     kwargs = {"max_episode_frames": 2400} if backend == "envpool" else {"num_threads": 0}
     data = {"env_id": game, "backend": backend, "env_kwargs": kwargs}
     data |= {"num_envs": 2, "num_steps": 4, "total_timesteps": 8}
