@@ -52,16 +52,10 @@ class SPO(PPO):
     Source: Xie et al., "Simple Policy Optimization" (2024), arXiv:2401.16025.
     """
 
-    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`PPO.loss`."""
-        loss, parts = super().loss(minibatch, evaluation)
-        advantage = minibatch["advantage"].squeeze(-1)
-        log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        distance = log_ratio.expm1()
-        penalty = advantage.abs() * distance.square() / (2 * self.clip_coef)
-        policy_loss = (penalty - advantage * log_ratio.exp()).mean()
-        clipped = losses.policy_loss(log_ratio, advantage, self.clip_coef)
-        return loss - clipped + policy_loss, parts | {"policy_loss": policy_loss.detach()}
+    def policy_loss(self, log_ratio: Tensor, advantage: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the negative of r A - |A| (r - 1)^2 / (2 epsilon)."""
+        penalty = advantage.abs() * log_ratio.expm1().square() / (2 * self.clip_coef)
+        return losses.weighted_mean(penalty - advantage * log_ratio.exp(), weight)
 
 
 class FreshAdvantages(PPO):

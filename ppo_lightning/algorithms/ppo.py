@@ -240,7 +240,8 @@ class PPO(AgentModule):
         Only tensor operations are allowed, because the method may be compiled.
 
         Args:
-            minibatch: Tensors [B, ...].
+            minibatch: ``observation`` and ``action`` [B, ...], ``action_log_prob`` [B]; ``state_value``,
+                ``advantage`` and ``value_target`` [B, 1]; ``weight`` [B] if some steps do not count.
             evaluation: From :meth:`evaluate`. A variant adds to the loss without another call of the agent.
         """
         keys = ("state_value", "advantage", "value_target")
@@ -248,7 +249,7 @@ class PPO(AgentModule):
         weight = minibatch.get("weight")
         clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
+        policy_loss = self.policy_loss(log_ratio, advantage, weight)
         value_clip = clip_coef if self.hparams.clip_vloss else None
         value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
         entropy = losses.weighted_mean(evaluation.entropy, weight)
@@ -257,6 +258,10 @@ class PPO(AgentModule):
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
         return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+
+    def policy_loss(self, log_ratio: Tensor, advantage: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the loss of the policy, a scalar, from tensors [B], with the annealed ``self.clip_coef``."""
+        return losses.policy_loss(log_ratio, advantage, self.clip_coef, weight)
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""

@@ -71,9 +71,12 @@ def restore(module: Any, checkpoint: dict[str, Any]) -> None:
     check_same_agent(saved=checkpoint["agent"], current=module.recipe)
     settings = checkpoint.get("hyper_parameters", {})
     changes = changed_settings("model", settings, module.hparams)
-    writer = known_class(settings.get("_class_path"), L.LightningModule) or type(module)
+    path, name = settings.get("_class_path"), type(module).__name__
+    if path and known_class(path, object) is None:
+        rank_zero_warn(f"{path} wrote the checkpoint, and nothing has imported it: this is {name}.")
+    writer = known_class(path, L.LightningModule) or type(module)
     if not isinstance(module, writer):
-        changes = f"The checkpoint is of {writer.__name__} and the module of {type(module).__name__}"
+        changes = f"The checkpoint is of {writer.__name__} and the module of {name}"
     check_same_state(saved=checkpoint["state_dict"], current=module.state_dict(), changes=changes)
     if module.fitting:
         require_same_run(module.data, checkpoint)

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import logging
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -206,7 +207,9 @@ def run(callbacks: list[Callback], arguments: Arguments, save_config: bool = Tru
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     command, is_help = arguments.command, arguments.asks_for_help
     algorithm = arguments.algorithm(default=PPOCLI.algorithm)
-    helped = getattr(ppo_lightning, algorithm.rpartition(".")[2], PPO)
+    helped = PPO
+    if is_help:  # a name without a module is a class of this package
+        helped = pkgutil.resolve_name(algorithm if "." in algorithm else f"ppo_lightning.{algorithm}")
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     settings = {
         "dump_header": HEADER,

@@ -94,7 +94,7 @@ class BatchedEnv(EnvBase):
         torch.Size([2, 3, 1])
     """
 
-    envs: Any  # one vector environment, or a list of single environments
+    envs: Any = ()  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
@@ -229,7 +229,7 @@ class BatchedEnv(EnvBase):
 
         Environments of Gymnasium and PettingZoo need ``render_mode="rgb_array"``.
         """
-        frame: Any = self.envs[0].render() if isinstance(self.envs, list) else None
+        frame: Any = self.envs[0].render() if isinstance(self.envs, list) and self.envs else None
         return None if frame is None else np.asarray(frame)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
@@ -346,7 +346,7 @@ class BatchedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
     def _close_envs(self) -> None:
-        for env in self.envs if isinstance(self.envs, list) else [self.envs]:
+        for env in self.envs if isinstance(self.envs, list | tuple) else [self.envs]:
             try:
                 env.close()
             except Exception as error:  # the run goes on, or ends with its own error
@@ -373,7 +373,7 @@ def name_of(env: Any) -> str:
     """Return the id or name of an environment of Gymnasium or PettingZoo, or the name of its class."""
     metadata = getattr(env, "metadata", None) or {}
     name = getattr(getattr(env, "spec", None), "id", None) or metadata.get("name")
-    return name if isinstance(name, str) else type(env.unwrapped).__name__
+    return name if isinstance(name, str) else type(getattr(env, "unwrapped", env)).__name__
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:

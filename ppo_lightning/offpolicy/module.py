@@ -152,7 +152,11 @@ class OffPolicyModule(AgentModule):
         indices = torch.randint(max(1, len(self.buffer)), (count, size), generator=generator).to(self.device)
         noises = torch.randn(count, size, *self.noise_shape, generator=generator).to(self.device)
         for rows, noise in zip(indices, noises, strict=True):
-            yield self.buffer.gather(rows) | {"noise": noise}
+            yield self.gather(rows, generator) | {"noise": noise}
+
+    def gather(self, rows: Tensor, generator: torch.Generator) -> Minibatch:
+        """Return the transitions at rows [B] of the buffer. A variant relabels or weights them."""
+        return self.buffer.gather(rows)
 
     @abstractmethod
     def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:

@@ -95,3 +95,9 @@ def test_settings_of_a_class_of_the_user_are_known(user_class, fit, edited, tmp_
     refusal = pytest.raises(ConfigError, match=r"names model\.gone")
     with contextlib.nullcontext() if user_class is Popping else refusal:  # which takes any keyword
         fit(SMALL | {"total_timesteps": 128}, {"bonus": 2.0}, ppo=user_class, ckpt_path=path)
+
+
+def test_an_algorithm_that_nothing_has_imported_is_named(edited):
+    path = edited(MODEL, "_class_path", "my_spo.SPO")
+    with pytest.warns(UserWarning, match=r"my_spo\.SPO wrote the checkpoint.*this is PPO\."):
+        assert type(PPO.load_from_checkpoint(path)) is PPO

@@ -1,11 +1,15 @@
 """Environment adapters: specs, seeds, and episode ends without dummy transitions."""
 
+import warnings
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from torchrl.envs import check_env_specs
 
 from ppo_lightning import ConfigError, make_env
+from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
 from ppo_lightning.utils.seeding import derive_seed
@@ -192,3 +196,23 @@ def test_the_end_of_a_dm_control_episode_is_a_time_limit(env_id, backend):
 def test_pusher_v4_without_its_old_mujoco_says_so():
     with pytest.raises(ConfigError, match=r"Pusher-v4.*mujoco<3"):
         make_env("Pusher-v4", 1)
+
+
+class Arrays(BatchedEnv):
+    """Adapter of a simulator that has no environments to close or to show."""
+
+    def reset_arrays(self, mask=None):
+        return np.zeros((self.num_envs, 2), np.float32)
+
+    def _step_arrays(self, action):
+        flags = np.zeros(self.num_envs, bool)
+        return Step(self.reset_arrays(), np.ones(self.num_envs), flags, flags, flags)
+
+
+def test_an_adapter_needs_reset_and_step_only():
+    env = Arrays(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), seeds=[1, 2])
+    assert env.rollout(3)["next", "reward"].sum() == 6
+    assert env.render() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.close()

@@ -507,3 +507,20 @@ def test_metrics_have_the_names_of_cleanrl(trained):
     for name, names in expected.items():
         metrics = trained(name)[0].trainer.callback_metrics
         assert names <= {key.removeprefix("losses/") for key in metrics}
+
+
+class Relabelled(DQN):
+    """Learns from transitions whose reward is 7."""
+
+    def gather(self, rows, generator):
+        minibatch = super().gather(rows, generator)
+        return minibatch | {"reward": torch.full_like(minibatch["reward"], 7.0)}
+
+    def update(self, minibatch, due):
+        assert set(minibatch["reward"].tolist()) == {7.0}
+        return super().update(minibatch, due)
+
+
+def test_a_variant_relabels_what_is_sampled(fit):
+    module = fit(CARTPOLE, {"learning_starts": 0, "train_frequency": 10, "buffer_size": 100}, ppo=Relabelled)
+    assert module.trainer.callback_metrics["losses/td_loss"] > 0
