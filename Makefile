@@ -68,7 +68,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-quick: $(VENV)/.installed
-	$(BIN)/python -m pip install -q -c constraints.txt pytest
+	$(call install,-c constraints.txt pytest)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-procgen.txt
