@@ -23,6 +23,7 @@ RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 # Part of a command -> why it is not run. The last test parses these commands or looks them up.
 NOT_RUN = {
     "make train": "minutes; tests/algorithms/test_learning.py trains the recipe",
+    "make quick": "the tests themselves",
     "make test": "the tests themselves",
     "make lint": "a command of CI",
     "make format": "changes files",
