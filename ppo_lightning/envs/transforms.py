@@ -33,7 +33,8 @@ def try_transforms(transforms: Iterable[Transform], env: EnvBase) -> None:
                 _ = transformed.observation_spec_unbatched
                 if -1 in transformed.action_spec.shape:  # MultiAction
                     raise ValueError("its actions have no fixed shape.")
-                if ("next", "observation") not in transformed.rollout(2).keys(include_nested=True):
+                keys = transformed.rollout(2).keys(include_nested=True)
+                if i == len(transforms) and ("next", "observation") not in keys:  # a later one may restore it
                     raise ValueError("it removes the observation.")
             except Exception as error:
                 raise ConfigError(

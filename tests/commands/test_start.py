@@ -62,9 +62,10 @@ def test_a_run_imports_only_what_it_uses(tmp_path, given, ranks):
         assert not {name for name in more if name.partition(".")[0] in HEAVY}
         ours = {name.removeprefix("ppo_lightning.") for name in more if name.startswith("ppo_lightning.")}
         assert not ours & UNUSED, ours & UNUSED
-        assert not {name for name in ours if name.startswith(("export", "video"))}
+        exports = {"export", "export.pretrained"}  # methods of the module, which import the rest when called
+        assert not {name for name in ours - exports if name.startswith(("export", "video"))}
         assert {name.partition(".")[2] for name in ours if name.startswith("commands.")} <= COMMANDS
-        assert len(ours) <= 95
+        assert len(ours) <= 100
 
 
 @pytest.mark.parametrize("room", ["", ".callbacks", ".envs", ".models", ".offpolicy"])
