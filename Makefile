@@ -12,8 +12,8 @@ QUICK := $(addprefix tests/, \
 	rollouts/test_collector.py rollouts/test_progress.py \
 	spaces/test_spaces.py \
 	utils/test_scans.py utils/test_seeding.py \
-	callbacks/test_plain_trainer.py::test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run \
-	checkpoints/test_resume.py::test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit[CartPole-v1])
+	stories/test_plain_trainer.py::test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run \
+	stories/test_resume.py::test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit[CartPole-v1])
 
 .PHONY: train quick test test-integration test-slow attack lint format docs clean
 

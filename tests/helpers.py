@@ -148,14 +148,14 @@ class RecordedPPO(Recorder, PPO):
 
 # Ranks of data parallel training
 
-DISTRIBUTED = ROOT / "tests/algorithms/distributed_run.py"
+DISTRIBUTED = ROOT / "tests/stories/distributed_run.py"
 
 
 @functools.cache
 def forks():
     """Return the context of a server that imports everything once, which takes five seconds of CPU time."""
     context = multiprocessing.get_context("forkserver")
-    imports = ["tests.algorithms.distributed_run", "ppo_lightning.commands.cli", "torch.utils.tensorboard"]
+    imports = ["tests.stories.distributed_run", "ppo_lightning.commands.cli", "torch.utils.tensorboard"]
     context.set_forkserver_preload(imports)
     return context
 
@@ -257,7 +257,7 @@ def finish(process, timeout=120):
 
 def run(folder, devices, **options):
     """Train in ``devices`` forked processes and return the result of each rank."""
-    from tests.algorithms.distributed_run import train_forked  # which imports this module
+    from tests.stories.distributed_run import train_forked  # which imports this module
 
     settings = settings_of(folder, devices, options)
     master_port = port()

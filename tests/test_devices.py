@@ -14,7 +14,7 @@ from ppo_lightning.offpolicy.module import adam
 from ppo_lightning.rollouts.storage import allocate, check_memory
 from tests import fake_gpu
 from tests.helpers import CARTPOLE, MODEL, REACH, Forked, weights
-from tests.offpolicy.test_training import RUNS
+from tests.offpolicy.test_module import RUNS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

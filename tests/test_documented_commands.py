@@ -22,7 +22,7 @@ from tests.helpers import RECIPE, Forked, command_line, short
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 # Part of a command -> why it is not run. The last test parses these commands or looks them up.
 NOT_RUN = {
-    "make train": "minutes; tests/algorithms/test_learning.py trains the recipe",
+    "make train": "minutes; tests/stories/test_learning.py trains the recipe",
     "make quick": "the tests themselves",
     "make test": "the tests themselves",
     "make lint": "a command of CI",
@@ -31,10 +31,10 @@ NOT_RUN = {
     "make attack": "tests/test_attack.py has a small one",
     "pip install": "the network",
     "pip wheel": "tests/test_wheel.py builds the wheel",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ": "several machines; tests/commands/test_machines.py",
-    "sbatch ": "a cluster; tests/commands/test_machines.py",
-    "kubectl ": "a cluster; tests/commands/test_machines.py",
-    "--data.worker_backend ray": "a cluster; tests/envs/test_ray_workers.py",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ": "several machines; tests/stories/test_machines.py",
+    "sbatch ": "a cluster; tests/stories/test_machines.py",
+    "kubectl ": "a cluster; tests/stories/test_machines.py",
+    "--data.worker_backend ray": "a cluster; tests/envs/workers/test_ray.py",
     "docker ": "a Docker daemon; tests/test_containers.py runs the steps of the Dockerfile",
     "pytest ": "the tests themselves",
     "python benchmarks/": "minutes; some need Stable-Baselines3 or a GPU",

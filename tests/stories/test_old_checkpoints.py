@@ -1,6 +1,6 @@
 """Checkpoints of commit 03b7cb3, one of each algorithm, load, act as they did, and resume.
 
-`python -m tests.checkpoints.test_old_checkpoints` writes the files of another commit.
+`python -m tests.stories.test_old_checkpoints` writes the files of another commit.
 """
 
 import inspect

@@ -13,7 +13,7 @@ import torch
 
 from ppo_lightning import ConfigError
 from ppo_lightning.envs.factory import EnvFactory
-from tests.envs.test_workers import DATA, MODEL, Fragile, Paid, collect, hang, lose_worker, same
+from tests.envs.workers.test_processes import DATA, MODEL, Fragile, Paid, collect, hang, lose_worker, same
 from tests.helpers import ROOT, RUN, SaveAfter, require_same, require_same_end, wait_for_a_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -502,7 +502,7 @@ def test_a_checkpoint_has_the_arguments_of_a_partial_function(fit, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    "env_id", ["tests.envs.test_foreign_envs.made_for_yaml", "tests.environments.Counter"]
+    "env_id", ["tests.stories.test_foreign_envs.made_for_yaml", "tests.environments.Counter"]
 )
 def test_a_function_and_a_class_can_be_named_in_yaml(env_id, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
