@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ppo_lightning import __version__
@@ -70,6 +70,17 @@ def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:
     text = DESCRIPTIONS[command]
     name, description = f"ppo-lightning {command}", f"{text[0].upper()}{text[1:]}."
     return argparse.ArgumentParser(name, description=description, epilog=epilog, allow_abbrev=False)
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """Return the type of an argument that is an integer with a lower bound."""
+
+    def integer(text: str) -> int:
+        if (number := int(text)) < lowest:
+            raise argparse.ArgumentTypeError(f"{number} must be at least {lowest}.")
+        return number
+
+    return integer
 
 
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import add_agent_arguments, parser_of
+from ppo_lightning.commands.options import add_agent_arguments, at_least, parser_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player, agent_player, make_player
@@ -19,8 +19,8 @@ def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning tournament``."""
     parser = parser_of("tournament")
     parser.add_argument("players", nargs="+", help="checkpoints (.ckpt), random, or minimax:2 (the depth)")
-    parser.add_argument("--games", type=int, default=100, help="games of each pair (default: 100)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the games (default: 1)")
+    parser.add_argument("--games", type=at_least(1), default=100, help="games of each pair (default: 100)")
+    parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the games (default: 1)")
     parser.add_argument(
         "--deterministic", action="store_true", help="checkpoints choose their most probable actions"
     )
@@ -29,10 +29,6 @@ def main(args: Sequence[str]) -> None:
     options = parser.parse_args(args)
     if len(set(options.players)) < 2:
         raise ConfigError("tournament needs two different players at least: name checkpoints or random.")
-    if options.games < 1:
-        raise ConfigError(f"--games is {options.games}: it must be at least 1.")
-    if options.seed < 0:
-        raise ConfigError(f"--seed is {options.seed}: it must be at least 0.")
     factory, players = make_players(options.players, ["tournament", *args], options, options.deterministic)
     outcomes = round_robin(factory, players, options.games, options.seed)
     anchor = "random" if "random" in players else next(iter(players))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppo_lightning.commands.options import parser_of
+from ppo_lightning.commands.options import at_least, parser_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.experiments.jobs import Job, jobs_of
 from ppo_lightning.experiments.report import write_report
@@ -17,8 +17,8 @@ from ppo_lightning.experiments.runner import Runner
 
 def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
     """Add the arguments of the runner, with a default folder for the results."""
-    parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads per run (default: 1)")
+    parser.add_argument("--workers", type=at_least(1), default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--threads", type=at_least(1), default=1, help="PyTorch threads per run (default: 1)")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder (default: {output})")
 
 
@@ -45,11 +45,9 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """Train, write the report, which has the command line, and print the table.
 
     Raises:
-        ConfigError: The folder has runs with other settings or another process, or a number is below 1.
+        ConfigError: The folder has runs with other settings or another process.
         SystemExit: With code 1 if a run failed.
     """
-    if min(options.workers, options.threads) < 1:
-        raise ConfigError("--workers and --threads must be at least 1.")
     runner = Runner(options.output, options.workers, options.threads)
     runner.require_same_settings(jobs)
     (options.output / "runs").mkdir(parents=True, exist_ok=True)

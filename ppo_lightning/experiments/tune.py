@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_lightning.commands.arguments import Arguments
-from ppo_lightning.commands.options import parser_of
+from ppo_lightning.commands.options import at_least, parser_of
 from ppo_lightning.commands.recipes import read_yaml
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.experiments import benchmark
@@ -251,14 +251,12 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="recipes, as for fit --config")
     parser.add_argument("--space", type=Path, required=True, help="search space, a YAML file")
-    parser.add_argument("--trials", type=int, default=100, help="trials of the study (default: 100)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of each trial, from 1 (default: 3)")
+    parser.add_argument("--trials", type=at_least(1), default=100, help="number of trials (default: 100)")
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="seeds of a trial, from 1 (default: 3)")
     benchmark.add_runner_arguments(parser, "runs/tune")
     parser.add_argument("--storage", help="URL of a database (default: study.db in --output)")
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
     options, flags = parser.parse_known_args(args)
-    if min(options.trials, options.seeds, options.workers, options.threads) < 1:
-        raise ConfigError("--trials, --seeds, --workers and --threads must be at least 1.")
     space, targets = read_space(options.space)
     for flag in [*flags, *(f"--{name}" for name in space)]:
         if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
@@ -266,14 +264,13 @@ def main(args: Sequence[str]) -> None:
     jobs = jobs_of(options.recipes, [1], [], tuple(flags))
     options.recipes = [job.recipe for job in jobs]
     env_ids = {str(job.settings["env_id"]) for job in jobs}
-    if len(env_ids) > 1 and (missing := sorted(env_ids - set(targets))):
-        raise ConfigError(f"--space {options.space}: several environments need targets; add {missing[0]}.")
     for name, entry in space.items():  # before trials fail one by one
         values = entry.choices if hasattr(entry, "choices") else (entry.low, entry.high)
         for recipe, value in itertools.product(options.recipes, values):
             resolved(recipe, [*flags, f"--{name}", str(value)])
-    if unknown := sorted(set(targets) - env_ids):
-        raise ConfigError(f"--space {options.space}: no recipe is of the target's environment {unknown[0]}.")
+    if (targets or len(env_ids) > 1) and env_ids != set(targets):
+        advice = f"targets must name each environment of the recipes, {', '.join(sorted(env_ids))}"
+        raise ConfigError(f"--space {options.space}: {advice}: they name {', '.join(targets) or 'none'}.")
     options.output.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(options, tuple(flags), space, targets)
     benchmark.exit_on_signals()

@@ -8,7 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import Step
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.envs.contract import fitting, require_known
+from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import import_pettingzoo, whole_games
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -151,11 +152,7 @@ def make_game(env_id: str, env_kwargs: dict[str, Any]) -> Any:
     import_pettingzoo("multi_agent_ale_py")
     roms = Path(str(import_extra("ale_py", extra="atari").__file__)).parent
     names = [module.name for module in pkgutil.iter_modules(games.__path__) if "_v" in module.name]
-    if name not in names:
-        hint = nearest(name, names) or f": they are {', '.join(names)}."
-        raise ConfigError(f"env_id {env_id!r} is not an Atari game of PettingZoo{hint}")
+    require_known(name, names, "an Atari game of PettingZoo", f"they are {', '.join(names)}")
     make = import_pettingzoo(f"pettingzoo.atari.{name}").parallel_env
-    try:
+    with fitting(env_id, TypeError, AssertionError, OSError):
         return make(obs_type="rgb_image", auto_rom_install_path=str(roms), **env_kwargs).unwrapped
-    except (TypeError, AssertionError, OSError) as error:
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error

@@ -40,7 +40,7 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
     kind, _, depth = name.partition(":")
     if name == "random":
         return random_policy(env)
-    if kind == "minimax" and depth.isdecimal():
+    if kind == "minimax" and depth.isdecimal() and int(depth) > 0:
         return minimax_player(env_id, int(depth))
     if not name.endswith(".ckpt"):
         raise ConfigError(
@@ -78,12 +78,10 @@ def minimax_player(env_id: str, depth: int) -> Player:
     The depth 1 sees wins, 2 also the opponent's wins. 9 plays TicTacToe perfectly.
 
     Raises:
-        ConfigError: The game is not in ``BOARDS``, or the depth is not positive.
+        ConfigError: The game is not in ``BOARDS``.
     """
     if env_id not in BOARDS:
         raise ConfigError(f"minimax plays {' and '.join(BOARDS)}, not {env_id!r}: choose another opponent.")
-    if depth < 1:
-        raise ConfigError(f"The depth of minimax is {depth}: it must be at least 1.")
     board = BOARDS[env_id]
     bits = np.array([board.bit(*cell) for cell in board.cells], dtype=object)
 

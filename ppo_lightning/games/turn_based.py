@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ppo_lightning.envs.batched import Step, name_of, require_distinct
-from ppo_lightning.envs.contract import reraise
+from ppo_lightning.envs.contract import require_action, reraise
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
@@ -263,13 +263,12 @@ class TurnBasedGamesEnv(TurnBasedEnv):
             [values.get(player, missing) for player in self._players]
             for values, missing in ((env.rewards, 0), (env.terminations, True), (env.truncations, True))
         )
-        if abs(sum(rewards)) > 1e-6 * max(map(abs, rewards)):  # floats may not sum to 0 exactly
+        is_zero_sum = abs(sum(rewards)) <= 1e-6 * max(map(abs, rewards))  # floats may not sum to 0 exactly
+        if not is_zero_sum or len(set(zip(terminated, truncated, strict=True))) > 1:
             raise ConfigError(
-                f"the rewards {rewards} of the two players do not sum to 0, and turn-based games must be"
-                " zero-sum."
+                f"the rewards {rewards} of the two players must sum to 0, and the game must end for both at"
+                f" once: terminated {terminated}, truncated {truncated}."
             )
-        if len(set(zip(terminated, truncated, strict=True))) > 1:
-            raise ConfigError("one player ended before the other, and turn-based games must end for both.")
         over = terminated[0] or truncated[0]
         step = rewards[self.mover[g]], terminated[0], truncated[0], over
         for values, value in zip(self._results, step, strict=True):
@@ -283,8 +282,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         view = env.observe(env.agent_selection)
         mask = np.asarray(view[MASK])
         if not mask.any():
-            if not over:
-                raise ConfigError(f"its {MASK} allows no action before the game has ended.")
+            require_action(over)
             mask = np.ones_like(mask)  # a truncated game needs a value of its final observation
         self._observation[g] = np.concatenate([mask, spaces.flatten(self._view, view["observation"])])
 

@@ -244,8 +244,8 @@ GAMMA = "parameters: {model.gamma: {choices: [0.9, 0.99]}}"
         (GAMMA.replace("gamma", "gama"), [], "did you mean --model.gamma"),
         (GAMMA.replace("model.", ""), [], "--gamma: only flags --model.*"),
         (GAMMA.replace("0.99", "high"), [], "gamma: Expected a float. Got value: high"),
-        (f"{GAMMA}\ntargets: {{CartPole-v0: [0, 500]}}", [], "no recipe is of the target's environment Cart"),
-        (GAMMA, ["--recipes", CARTPOLE, ACROBOT], "several environments need targets; add Acrobot-v1"),
+        (f"{GAMMA}\ntargets: {{CartPole-v0: [0, 500]}}", [], "CartPole-v1: they name CartPole-v0"),
+        (GAMMA, ["--recipes", CARTPOLE, ACROBOT], "Acrobot-v1, CartPole-v1: they name none"),
     ],
 )
 def test_settings_are_checked_before_the_first_trial(space, args, sentence, space_file, refusal_of):

@@ -335,8 +335,8 @@ def test_a_truncated_turn_based_game_has_a_usable_mask():
 @pytest.mark.parametrize(
     ("moves", "last", "message"),
     [
-        ([(0, (1, 0))], "terminated", "do not sum to 0"),
-        ([(0, (0, 0))], "one player", "one player ended before the other"),
+        ([(0, (1, 0))], "terminated", "must sum to 0"),
+        ([(0, (0, 0))], "one player", r"terminated \[True, False\]"),
     ],
 )
 def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):

@@ -215,7 +215,7 @@ def test_each_game_counts_once():
     ("name", "factory", "message"),
     [
         ("grandmaster", TICTACTOE, "unknown"),
-        ("minimax:0", TICTACTOE, "at least 1"),
+        ("minimax:0", TICTACTOE, "unknown"),
         ("minimax:two", TICTACTOE, "unknown"),
         ("missing.ckpt", TICTACTOE, "missing.ckpt"),
         ("minimax:2", EnvFactory("Hex-v1", "envpool"), "minimax plays TicTacToe-v1 and ConnectFour-v1"),

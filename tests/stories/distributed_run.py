@@ -186,6 +186,8 @@ def train(settings):
         "global_step": trainer.global_step,
     }
     torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")
+    if several:  # the test reads all files as soon as the first rank ends, and kills the others
+        torch.distributed.barrier(collectives.cpu_group())
 
 
 DTYPES = (
