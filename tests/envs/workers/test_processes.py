@@ -217,7 +217,7 @@ def test_an_error_in_a_worker_is_raised_as_in_one_process(kind, error, message, 
     if error is ConfigError:
         assert notes == ""
     else:
-        assert "In the worker process:" in notes and "test_workers.py" in notes, "where it was raised"
+        assert "In the worker process:" in notes and "test_processes.py" in notes, "where it was raised"
     if kind == "note":
         assert "a note of the simulator\nFaulty, environment 5: step() raised this." in notes
     assert capfd.readouterr().err == "", "the worker prints nothing"
@@ -295,7 +295,7 @@ def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capf
     with pytest.raises(RuntimeError, match=r"Worker . of 2 .* hung for 0.8 \* data.step_timeout = 4 s"):
         collector.rollout()
     errors = capfd.readouterr().err
-    assert 'test_workers.py", line' in errors.split("most recent call first")[1]
+    assert 'test_processes.py", line' in errors.split("most recent call first")[1]
 
 
 def test_the_timeout_holds_with_transforms():
