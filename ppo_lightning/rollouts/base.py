@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.infos import EpisodeInfos
 from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 
@@ -73,9 +72,7 @@ class Collector(BaseCollector):
         self.observation: Any = None  # normalized, of the running episodes
         self._is_collecting = False  # also after a failure: a checkpoint then has no running episodes
         self._memory: Any = agent.initial_memory(self.shard.count)
-        base = untransformed(env)
-        self._informed = base if isinstance(base, BatchedEnv) and base.info_names else None
-        self._infos: list[tuple[int, np.ndarray, np.ndarray]] = []  # step of the rollout, rows, numbers
+        self._infos = EpisodeInfos(env)
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
 
     @abstractmethod
@@ -106,22 +103,6 @@ class Collector(BaseCollector):
         """
         generator = self.shard.generator("noise", self.rollouts_done)
         return self.agent.noise((self.num_steps, self.shard.total), generator)[:, self.shard.rows]
-
-    def _read_infos(self, step: int, done: np.ndarray) -> None:
-        """Keep the numbers of the infos of the episodes [N] that a step of the rollout ended."""
-        if self._informed is not None and self._informed.infos:
-            numbers = self._informed.final_infos(done)
-            if not np.isnan(numbers).all():
-                self._infos.append((step, done, numbers))
-
-    def _add_infos(self, following: TensorDictBase) -> None:
-        """Add the numbers of infos [N, T, names] to ``next`` as ``info``, if there is one."""
-        infos, self._infos = self._infos, []
-        if infos:
-            info = torch.full((*following.shape, infos[0][2].shape[1]), torch.nan)
-            for step, done, numbers in infos:
-                info[torch.from_numpy(done), step] = torch.from_numpy(numbers).float()
-            following["info"] = info.to(following["done"].device)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the seed of the environments' next reset; return the next free seed."""

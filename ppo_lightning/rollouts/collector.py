@@ -100,7 +100,7 @@ class RolloutCollector(Collector):
         self.rollouts_done += 1
         self._is_collecting = False
         rollout = self._rollout.copy()  # keys that are added do not stay
-        self._add_infos(rollout["next"])
+        self._infos.add_to(rollout["next"])
         return rollout
 
     def _walk(self, moments: CollectorMoments | None) -> None:
@@ -141,7 +141,7 @@ class RolloutCollector(Collector):
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
-                self._read_infos(t, done)
+                self._infos.read(t, done)
                 raw = raw.copy()  # the reset may write into it
                 fresh = env.reset_arrays(done)[done]
                 if memory is not None:

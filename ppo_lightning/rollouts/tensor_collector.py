@@ -95,7 +95,7 @@ class TensorCollector(Collector):
             for key in ("observation", ("next", "observation")):
                 rollout[key] = self._normalize(rollout[key]).to(self._device)
         self._add_episodes(rollout["next"])
-        self._add_infos(rollout["next"])
+        self._infos.add_to(rollout["next"])
         self.rollouts_done += 1
         return rollout
 
@@ -133,8 +133,8 @@ class TensorCollector(Collector):
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)
-            if self._informed is not None and done.any():
-                self._read_infos(t, done.numpy())
+            if self._infos.exist and done.any():
+                self._infos.read(t, done.numpy())
             fresh = self._carrier["observation"]
             if moments is None:
                 self.observation = self._normalize(fresh)
