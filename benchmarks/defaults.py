@@ -2,6 +2,7 @@
 
 `python benchmarks/defaults.py --stage select --output select.csv` trains the candidates with the seeds that
 select on half of the tasks, `--stage report` the reported arms with five other seeds on all tasks.
+`--stage offpolicy` compares SAC, TD3 and DQN with those of Stable-Baselines3.
 `--arms`, `--tasks`, `--budgets` and `--seeds` select runs. A stopped series continues: runs that are in the
 file are not repeated. `--table` prints the file in Markdown. It needs the extras `benchmark` and `mujoco`.
 
@@ -48,6 +49,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 
 FORK = multiprocessing.get_context("fork")  # imports once, not in every run
@@ -276,6 +278,13 @@ CANDIDATES = {
 }
 ARMS = {"today": Arm("the defaults of 03b7cb3"), **CANDIDATES}
 PEER = "stable-baselines3"
+# The off-policy algorithms with their defaults, on tasks with actions of their kind.
+OFF_POLICY = {
+    "SAC": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
+    "TD3": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
+    "DQN": ("CartPole-v1", "Acrobot-v1"),
+}
+OFF_POLICY_BUDGETS = (5000, 20_000)
 
 
 class Run(NamedTuple):
@@ -326,12 +335,13 @@ class Clock:
 
 def train_ours(run: Run) -> dict[str, Any]:
     """Train with this package as README does."""
-    _, ppo, data, agent = ARMS[run.arm]
+    _, ppo, data, agent = ARMS.get(run.arm, Arm("defaults of an off-policy algorithm"))
+    algorithm = getattr(ppo_lightning, run.arm) if run.arm in OFF_POLICY else PPO
     clock = Clock()
     L.seed_everything(run.seed)
     rollouts = RolloutDataModule(run.task, total_timesteps=run.budget, **data)
     trainer = L.Trainer(accelerator="cpu")
-    module = PPO(**ppo, **({"agent": functools.partial(MLPAgent, **agent)} if agent else {}))
+    module = algorithm(**ppo, **({"agent": functools.partial(MLPAgent, **agent)} if agent else {}))
     trainer.fit(module, rollouts)
     seconds = clock.read()
     return row_of(run, module.env_steps, module.episode_returns, module.predict, seconds)
@@ -344,7 +354,8 @@ def train_peer(run: Run) -> dict[str, Any]:
     clock = Clock()
     env = gymnasium.make(run.task)
     policy = "MultiInputPolicy" if isinstance(env.observation_space, spaces.Dict) else "MlpPolicy"
-    model = stable_baselines3.PPO(policy, env, seed=run.seed, device="cpu")  # it adds a Monitor
+    algorithm = getattr(stable_baselines3, run.arm.removeprefix(PEER).lstrip() or "PPO")
+    model = algorithm(policy, env, seed=run.seed, device="cpu")  # it adds a Monitor
     model.learn(run.budget)
     seconds = clock.read()
     returns = [episode["r"] for episode in model.ep_info_buffer or ()]
@@ -362,7 +373,7 @@ def row_of(
     returns = list(returns)
     train = round(statistics.fmean(returns), 4) if returns else ""
     evaluation = round(deterministic_return(run.task, run.seed, act), 4)
-    arguments = f"--arms {run.arm} --tasks {run.task} --budgets {run.budget} --seeds {run.seed}"
+    arguments = f"--arms '{run.arm}' --tasks {run.task} --budgets {run.budget} --seeds {run.seed}"
     figures = (steps, len(returns), train, evaluation, *seconds)
     return dict(zip(COLUMNS, (*run, *figures, f"python benchmarks/defaults.py {arguments}"), strict=True))
 
@@ -374,7 +385,7 @@ def in_process(run: Run, connection: Connection, log: Path) -> None:
             os.dup2(file.fileno(), stream)
         os.chdir(folder)
         torch.set_num_threads(1)
-        connection.send(train_peer(run) if run.arm == PEER else train_ours(run))
+        connection.send(train_peer(run) if run.arm.startswith(PEER) else train_ours(run))
         os.chdir("/")
 
 
@@ -415,7 +426,7 @@ def train_all(runs: Sequence[Run], path: Path) -> None:
     """Train the runs that the file lacks, and append their rows."""
     done = read(path)
     left = [run for run in runs if run not in done]
-    if any(run.arm == PEER for run in left):
+    if any(run.arm.startswith(PEER) for run in left):
         import stable_baselines3  # noqa: F401  once, not in every fork
     for number, run in enumerate(left, 1):
         row = train(run)
@@ -493,6 +504,18 @@ def print_report(rows: dict[Run, dict[str, str]], arm: str) -> None:
             print_comparison(rows, arm, reference, cells)
 
 
+def print_off_policy(rows: dict[Run, dict[str, str]]) -> None:
+    """Print the returns and seconds of the off-policy algorithms, here / of Stable-Baselines3."""
+    columns = ("train_return", "eval_return", "seconds", "cpu_seconds")
+    print("| algorithm | task | steps | seeds | in training | deterministic | seconds | CPU seconds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, budget in itertools.product(OFF_POLICY, OFF_POLICY_BUDGETS):
+        for task in OFF_POLICY[name]:
+            both = [rows_of(rows, arm, task, budget) for arm in (name, f"{PEER} {name}")]
+            figures = [" / ".join(mean_of(part, column) for part in both) for column in columns]
+            print(f"| {name} | {task} | {budget} | {len(both[0])} / {len(both[1])} | {' | '.join(figures)} |")
+
+
 def rows_of(rows: dict[Run, dict[str, str]], arm: str, task: str, budget: int) -> list[dict[str, str]]:
     """Return the rows of an arm on a task with a budget."""
     return [row for run, row in rows.items() if run[:3] == (arm, task, budget)]
@@ -552,9 +575,12 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stage", choices=SEEDS, default="select")
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS, PEER], help="select: all; report: needed")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="select: half of them; report: all")
+    parser.add_argument("--stage", choices=[*SEEDS, "offpolicy"], default="select")
+    known = [*ARMS, PEER, *OFF_POLICY, *(f"{PEER} {name}" for name in OFF_POLICY)]
+    parser.add_argument("--arms", nargs="+", choices=known, help="select: all; report: needed")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=[*TASKS, "Reacher-v5"], help="select: half of them; report: all"
+    )
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", nargs="+", type=int, help="select: 11 to 13; report: 1 to 5")
     parser.add_argument("--output", type=Path, default=Path("defaults.csv"), help="CSV file, one row per run")
@@ -564,6 +590,18 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.stage == "report" and not options.arms:
         parser.error("--stage report needs --arms: the chosen one, then the references")
     arms = options.arms or [*ARMS, PEER]
+    if options.stage == "offpolicy":
+        order = itertools.product(OFF_POLICY_BUDGETS, options.seeds or (1, 2, 3), OFF_POLICY)
+        runs = [
+            Run(arm, task, budget, seed)
+            for budget, seed, name in order
+            for task in OFF_POLICY[name]
+            for arm in (name, f"{PEER} {name}")
+        ]
+        if not options.table:
+            train_all(runs, options.output.resolve())
+        print_off_policy(read(options.output))
+        return
     if not options.table:
         tasks = options.tasks or [x for x in TASKS if TASKS[x].selects or options.stage == "report"]
         seeds = options.seeds or SEEDS[options.stage]

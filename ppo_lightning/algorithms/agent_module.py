@@ -28,7 +28,7 @@ from ppo_lightning.export.pretrained import Pretrained
 from ppo_lightning.models.actor import Actor
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_STEPS, RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
@@ -53,6 +53,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     """
 
     agent_kind: ClassVar[type[Actor]] = Actor  # what the algorithm trains
+    default_num_steps: ClassVar[int] = DEFAULT_NUM_STEPS  # for `data.num_steps`
     agent: Actor
     hparams: AttributeDict
     reward_scaler: RewardScaler | None

@@ -304,7 +304,7 @@ def of_replay(module: Any) -> Iterator[str]:
             )
         if not module.due(0, total):
             yield (
-                f"model.learning_starts is {hparams.learning_starts}, and the run ends after {total} steps"
+                f"model.learning_starts is {module.learning_starts}, and the run ends after {total} steps"
                 " without an update: lower it, or raise data.total_timesteps."
             )
     if module.agent is not None and type(module.agent.head) is not module.head:

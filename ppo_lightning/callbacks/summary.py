@@ -34,6 +34,8 @@ class RunSummary(QuietCallback):
             entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
+            if (start := getattr(pl_module, "learning_starts", 0)) > pl_module.env_steps:
+                print(f"learning starts after {start} environment steps")
             shares = [getattr(trainer, x, 0) for x in ("val_check_interval", "limit_train_batches")]
             if trainer.enable_validation and all(type(x) is float and x == 1 for x in shares):
                 rollouts = plan.rollouts_per_epoch * (trainer.check_val_every_n_epoch or 1)

@@ -87,7 +87,7 @@ class DDPG(OffPolicyModule):
         **hyperparameters: Those of :class:`OffPolicyModule`.
 
     Example:
-        >>> data = RolloutDataModule("HalfCheetah-v4", num_envs=1, num_steps=10, total_timesteps=1_000_000)
+        >>> data = RolloutDataModule("HalfCheetah-v4", num_envs=1, total_timesteps=1_000_000)
         >>> L.Trainer(accelerator="cpu").fit(DDPG(), data)
     """
 

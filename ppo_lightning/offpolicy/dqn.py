@@ -112,18 +112,18 @@ class DQN(OffPolicyModule):
         double: Let the online network choose the action that the target network evaluates.
         buffer_size: As for :class:`OffPolicyModule`.
         batch_size: As for :class:`OffPolicyModule`.
-        learning_starts: As for :class:`OffPolicyModule`.
         train_frequency: As for :class:`OffPolicyModule`.
         agent: As for :class:`OffPolicyModule`.
         **hyperparameters: Those of :class:`OffPolicyModule`.
 
     Example:
-        >>> data = RolloutDataModule("CartPole-v1", num_envs=1, num_steps=10)
+        >>> data = RolloutDataModule("CartPole-v1", num_envs=1)
         >>> L.Trainer(accelerator="cpu").fit(DQN(), data)
     """
 
     head: ClassVar[type] = QHead
     learning_rates: ClassVar = {"agent": "learning_rate"}
+    longest_start = 10_000
 
     def __init__(
         self,
@@ -136,7 +136,6 @@ class DQN(OffPolicyModule):
         double: bool = False,
         buffer_size: Annotated[int, Range(1)] = 10_000,
         batch_size: Annotated[int, Range(1)] = 128,
-        learning_starts: Annotated[int, Range(0)] = 10_000,
         train_frequency: Annotated[int, Range(1)] = 10,
         agent: AgentMaker = QAgent,
         **hyperparameters: Any,
@@ -145,7 +144,6 @@ class DQN(OffPolicyModule):
         super().__init__(
             buffer_size=buffer_size,
             batch_size=batch_size,
-            learning_starts=learning_starts,
             train_frequency=train_frequency,
             agent=agent,
             **hyperparameters,

@@ -60,7 +60,9 @@ class OffPolicyModule(AgentModule):
         gamma: Discount of future rewards.
         buffer_size: Largest number of transitions in the replay buffer, of all ranks together.
         batch_size: Transitions in a minibatch, on each rank.
-        learning_starts: Environment steps before the first update.
+        learning_starts: Environment steps before the first update. DDPG, TD3 and SAC act uniformly at random
+            until then. None: CleanRL's number, 25 000 (SAC 5 000, DQN and C51 10 000), at most a twentieth of
+            the run. A resumed run keeps its number.
         train_frequency: Environment steps, of all environments together, between two updates.
         save_buffer: Write the replay buffer beside each checkpoint, so that a resumed run is equal to an
             uninterrupted one to the bit. A preempted run always writes it.
@@ -74,6 +76,8 @@ class OffPolicyModule(AgentModule):
     head: ClassVar[type]  # of the agent
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
     adam_eps = 1e-8
+    default_num_steps = 10  # the policy acts with weights that are at most one batch old
+    longest_start = 25_000  # default of `learning_starts` in long runs
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
     critics: Critics  # of algorithms for continuous actions
@@ -83,7 +87,7 @@ class OffPolicyModule(AgentModule):
         gamma: Annotated[float, Range(0, 1)] = 0.99,
         buffer_size: Annotated[int, Range(1)] = 1_000_000,
         batch_size: Annotated[int, Range(1)] = 256,
-        learning_starts: Annotated[int, Range(0)] = 25_000,
+        learning_starts: Annotated[int | None, Range(0)] = None,
         train_frequency: Annotated[int, Range(1)] = 1,
         save_buffer: bool = False,
         compile: bool = False,
@@ -93,6 +97,7 @@ class OffPolicyModule(AgentModule):
         super().__init__(agent)
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
+        self._derives_start = learning_starts is None
         self._compiled: Any = None  # the graph of `update`, during a fit
         self._refilled_at = 0  # environment step from which a resumed run without its buffer learns again
 
@@ -129,10 +134,16 @@ class OffPolicyModule(AgentModule):
         rows: Any = slice(None) if weight is None else weight.T.flatten() > 0
         return {key: column.transpose(0, 1).flatten(0, 1)[rows] for key, column in columns.items()}
 
+    @property
+    def learning_starts(self) -> int:
+        """Environment steps before the first update."""
+        given = self.hparams.learning_starts
+        return min(self.longest_start, self.data.plan.num_frames // 20) if given is None else given
+
     def due(self, before: int, after: int) -> range:
         """Return the environment steps of the updates that are due between two numbers of steps."""
         frequency = self.hparams.train_frequency
-        start = max(before, self.hparams.learning_starts, self._refilled_at)
+        start = max(before, self.learning_starts, self._refilled_at)
         return range((start // frequency + 1) * frequency, after + 1, frequency)
 
     @abstractmethod
@@ -197,7 +208,7 @@ class OffPolicyModule(AgentModule):
 
     def exploration(self, step: int) -> float | None:
         """Return the scale of the noise at an environment step; None for random actions."""
-        return None if step < self.hparams.learning_starts else self.hparams.get("exploration_noise", 1.0)
+        return None if step < self.learning_starts else self.hparams.get("exploration_noise", 1.0)
 
     def log_batch(self, metrics: list[Metrics]) -> None:
         """Log the metrics of a batch: of the first, the last and one for every hundred environment steps."""
@@ -223,6 +234,7 @@ class OffPolicyModule(AgentModule):
         """Build the agent and, for a fit, the buffer."""
         super().configure_model()
         if self.fitting:
+            self.hparams.learning_starts = self.learning_starts  # checkpoints have the number
             self._refilled_at = 0
             self.buffer = self.make_buffer()
 
@@ -307,6 +319,8 @@ class OffPolicyModule(AgentModule):
         if not self.fitting:
             return
         assert self.trainer.ckpt_path is not None
+        if self._derives_start:
+            self.hparams.learning_starts = checkpoint["hyper_parameters"]["learning_starts"]
         saved = read_beside(checkpoint, self.trainer.ckpt_path)
         buffers = saved["buffers"] if saved else []
         if [buffer.get("sizes") for buffer in buffers] == [self.buffer.sizes] * self.trainer.world_size:
@@ -314,9 +328,9 @@ class OffPolicyModule(AgentModule):
             device = self.trainer.strategy.root_device
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif 0 < self.env_steps < self.data.plan.num_frames:
-            self._refilled_at = self.env_steps + self.hparams.learning_starts
+            self._refilled_at = self.env_steps + self.learning_starts
             problem = (
-                f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"
+                f"The checkpoint has no replay buffer of this size: {self.learning_starts} steps of"
                 " its policy refill it before learning resumes"
             )
             if not self.due(self.env_steps, self.data.plan.num_frames):

@@ -76,17 +76,17 @@ class SAC(OffPolicyModule):
         target_network_frequency: Environment steps between two updates of the target critics.
         autotune: Learn the temperature, so that the entropy is -A for A components of an action.
         alpha: Temperature, if it is not learned.
-        learning_starts: As for :class:`OffPolicyModule`. Before it, actions are uniformly random.
         agent: As for :class:`OffPolicyModule`.
         **hyperparameters: Those of :class:`OffPolicyModule`.
 
     Example:
-        >>> data = RolloutDataModule("HalfCheetah-v4", num_envs=1, num_steps=10, total_timesteps=1_000_000)
+        >>> data = RolloutDataModule("HalfCheetah-v4", num_envs=1, total_timesteps=1_000_000)
         >>> L.Trainer(accelerator="cpu").fit(SAC(), data)
     """
 
     head: ClassVar[type] = SquashedGaussianHead
     learning_rates: ClassVar = {"agent": "policy_lr", "critics": "q_lr", "log_alpha": "q_lr"}
+    longest_start = 5_000
 
     def __init__(
         self,
@@ -97,12 +97,11 @@ class SAC(OffPolicyModule):
         target_network_frequency: Annotated[int, Range(1)] = 1,
         autotune: bool = True,
         alpha: Annotated[float, Range(1e-12)] = 0.2,
-        learning_starts: Annotated[int, Range(0)] = 5_000,
         agent: AgentMaker = SACAgent,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(SAC.__init__, locals(), "model")
-        super().__init__(learning_starts=learning_starts, agent=agent, **hyperparameters)
+        super().__init__(agent=agent, **hyperparameters)
 
     def add_networks(self, specs: Specs) -> None:
         """Build the critics, the target critics and the temperature."""

@@ -32,6 +32,8 @@ from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
 
+DEFAULT_NUM_STEPS = 128  # of algorithms that do not state another number
+
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
     """Data module: rollouts for training and whole episodes for evaluation.
@@ -48,7 +50,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
             Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` those of PettingZoo.
         num_envs: Number of environments, of all ranks together.
-        num_steps: Steps of each environment in a rollout.
+        num_steps: Steps of each environment in a rollout. None: 128, for off-policy algorithms 10.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
@@ -86,7 +88,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         env_id: str | Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv] = "CartPole-v1",
         backend: Backend = "gymnasium",
         num_envs: Annotated[int, Range(1)] = 4,
-        num_steps: Annotated[int, Range(1)] = 128,
+        num_steps: Annotated[int | None, Range(1)] = None,
         total_timesteps: Annotated[int, Range(1)] = 500_000,
         rollouts_per_epoch: Annotated[int | None, Range(1)] = None,
         env_kwargs: dict[str, Any] | None = None,
@@ -119,7 +121,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             worker_backend=worker_backend,
         )
         self.backend = backend
-        self.num_steps = num_steps
         self.total_timesteps = total_timesteps
         self.step_timeout = step_timeout
         self.overlap = overlap
@@ -161,6 +162,12 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.progress.reset()
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each environment in a rollout: as given, or as the algorithm has it."""
+        module = getattr(self._trainer, "lightning_module", None)
+        return self.hparams["num_steps"] or getattr(module, "default_num_steps", DEFAULT_NUM_STEPS)
 
     @property
     def plan(self) -> Plan:

@@ -58,8 +58,8 @@ def test_the_first_player_is_the_anchor_without_random_play(tictactoe, output_of
         (["random", "random"], "two different players"),
         (["random", "minimax:9"], "must be of one game: there is none"),
         (["{}", "{other}"], "must be of one game: .*TicTacToe-v1.*KuhnPoker-v1"),
-        (["{}", "random", "--games", "0"], "--games is 0"),
-        (["{}", "random", "--seed", "-1"], "--seed is -1"),
+        (["{}", "random", "--games", "0"], "--games: 0 must be at least 1"),
+        (["{}", "random", "--seed", "-1"], "--seed: -1 must be at least 0"),
     ],
 )
 def test_tournaments_that_cannot_be_played_are_refused(tictactoe, checkpoint, refusal_of, players, message):

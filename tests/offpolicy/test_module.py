@@ -309,6 +309,26 @@ def test_updates_are_due_by_environment_steps_after_the_transitions_are_stored(c
     assert module.steps == [(40, 40, 40), *((n, s, n) for n in (60, 80, 100) for s in (n - 10, n))]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "start"),
+    [(DQN, 5000, 250), (DQN, 10**6, 10_000), (TD3, 20_000, 1000), (TD3, 10**6, 25_000), (SAC, 10**6, 5000)],
+)
+def test_learning_starts_early_in_short_runs(algorithm, steps, start, fit, capsys):
+    data = (CARTPOLE if algorithm is DQN else PENDULUM) | {"total_timesteps": steps, "num_steps": None}
+    module = fit(data, {"buffer_size": 100}, ppo=algorithm, max_steps=1)
+    assert module.hparams.learning_starts == start
+    assert f"learning starts after {start} environment steps" in capsys.readouterr().out
+    assert module.trainer.datamodule.num_steps == 10
+
+
+def test_a_longer_resumed_run_keeps_the_start_of_learning(fit, tmp_path):
+    save = SaveAfter(tmp_path / "short.ckpt", 5)
+    model = {"buffer_size": 100, "batch_size": 8}
+    fit(CARTPOLE, model, ppo=DQN, callbacks=[save])
+    longer = fit(CARTPOLE | {"total_timesteps": 800}, model, ppo=DQN, ckpt_path=save.path)
+    assert longer.hparams.learning_starts == 10 == DQN.load_from_checkpoint(save.path).hparams.learning_starts
+
+
 def test_updates_need_no_batches_that_their_number_of_steps_divides(fit):
     module = fit(CARTPOLE | {"total_timesteps": 80}, Q | {"train_frequency": 7}, ppo=Counted)
     assert module.steps == [*((60, n, 60) for n in (42, 49, 56)), *((80, n, 80) for n in (63, 70, 77))]
