@@ -312,7 +312,8 @@ def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):
 
 def test_huge_rewards_are_advised_to_be_normalized(fit):
     """The loss overflows, which no learning rate can fix."""
-    gym.register("HugeReward-v0", lambda: gym.wrappers.TransformReward(Counter(4), lambda reward: 1e25 * reward))
+    scale = gym.wrappers.TransformReward
+    gym.register("HugeReward-v0", lambda: scale(Counter(4), lambda reward: 1e25 * reward))
     data = SMALL | {"env_id": "HugeReward-v0"}
     with pytest.raises(
         NonFiniteError,
