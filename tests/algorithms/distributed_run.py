@@ -12,6 +12,7 @@ from datetime import timedelta
 from operator import attrgetter
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -23,6 +24,8 @@ from ppo_lightning.callbacks import CaptureVideo, Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
+from ppo_lightning.models.normalizers import CollectorMoments, Running
+from ppo_lightning.rollouts import collector
 from ppo_lightning.utils import collectives
 from tests import environments
 from tests.conftest import trainers_in
@@ -49,6 +52,7 @@ options = {
     "video": False,
     "invalid": [],
     "timeout": 100,
+    "parts": 1,  # of the environments, with statistics of their own within a rollout, as ranks have
     "save_after": None,
     "ckpt_path": None,
 }
@@ -60,7 +64,8 @@ class Recorded:
         super().on_train_start()
         self.initial = self.first = weights(self)
         self.exchanges = self.updates = 0
-        if several and not options["nccl"]:  # which exchanges no tensors of the CPU
+        # NCCL exchanges no tensors of the CPU. With a hook, the update is eager.
+        if several and not options["nccl"] and not self.hparams.compile:
             self.trainer.model.register_comm_hook(None, self.exchange)
 
     def on_train_batch_end(self, *args):
@@ -94,6 +99,47 @@ class Recorded:
             for parts in metrics:
                 parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
+
+
+class PartMoments:
+    """The statistics of observations that several ranks have, in a process with all of their environments."""
+
+    def __init__(self, normalizer, arrays):
+        self.normalizer = normalizer
+        self.parts = [CollectorMoments(normalizer, arrays) for _ in range(options["parts"])]
+        for part in self.parts:
+            part._increment = Running(0, part.mean * 0, part.m2 * 0)
+
+    def normalize(self, batches, update=True, counted=()):
+        owners = np.arange(len(batches[0])) // (len(batches[0]) // len(self.parts))
+        owners = [owners, owners[self.done]] if len(batches) > 1 else [owners]
+        results = [batch.astype(np.float64) for batch in batches]
+        for number, part in enumerate(self.parts):
+            own = [owner == number for owner in owners]
+            rows, flags = (
+                [values[mine] for values, mine in zip(both, own, strict=True)] if both else ()
+                for both in (batches, counted)
+            )
+            for result, mine, values in zip(results, own, part.normalize(rows, update, flags), strict=True):
+                result[mine] = values
+        return results
+
+    def store(self):
+        for part in self.parts:
+            self.normalizer.merge(part._increment.summary)
+
+
+def divide_statistics():
+    """Let the collector of arrays have the statistics of each of several ranks."""
+    normalized = collector.RolloutCollector.normalized
+
+    def normalize(self, moments, t, raw, fresh=None, done=None):
+        if moments is not None:
+            moments.done = done
+        return normalized(self, moments, t, raw, fresh, done)
+
+    collector.RolloutCollector.normalized = normalize
+    collector.CollectorMoments = PartMoments
 
 
 def make_local(what):
@@ -145,6 +191,8 @@ def train(settings):
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
+    if options["parts"] > 1:
+        divide_statistics()
     if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
         environments.Trouble.made = 100
     if options["nccl"]:
