@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms import checks, losses
+from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
     all_ranks,
@@ -20,7 +21,7 @@ from ppo_lightning.algorithms.minibatches import (
     with_weight,
 )
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.algorithms.update import EagerUpdate, make_update
+from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation

@@ -15,6 +15,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_weight
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
@@ -22,7 +23,7 @@ from ppo_lightning.algorithms.schedule import (
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
