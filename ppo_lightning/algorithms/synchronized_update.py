@@ -16,10 +16,12 @@ from ppo_lightning.utils.compiler import compile_per_instance
 class SynchronizedUpdate(CompiledUpdate):
     """Average the gradient of each minibatch over the ranks, between two compiled graphs.
 
-    One graph leads from a minibatch to the gradient as one vector. One ``all_reduce`` over the process group
-    of Lightning's strategy averages it. One graph clips it and takes Adam's step. Eager DDP has hooks for each
-    parameter, and about 150 operations. Every minibatch is one exchange of a vector of the same size, in
-    parts or not. All ranks decide together on what changes this: the check of the compiled loss.
+    The first graph leads from a minibatch to the gradient as one vector. One ``all_reduce`` over the process
+    group of Lightning's strategy averages the vector. The second graph clips it and takes Adam's step. Eager
+    DDP has hooks for each parameter, and about 150 operations.
+
+    Each minibatch is one exchange of a vector of the same size, whether it is differentiated in parts or not.
+    The ranks decide together what changes this: the check of the compiled loss.
 
     If DDP has a communication hook, the update is eager.
 

@@ -59,7 +59,7 @@ class ScanCollector(TensorCollector):
                 statistics += (torch.zeros_like(statistics[0]),)
         if self.observation is None:
             first = env.rows(env.reset_tensors(None))
-            statistics = tuple(merged(old, summary_of(first)) for old in statistics)
+            statistics = _with_rows(statistics, first)
             self.observation = self._normalized(first, statistics)
         noise = self.draw_noise()
         memory = () if self._memory is None else (self._memory,)
@@ -124,11 +124,11 @@ class ScanCollector(TensorCollector):
         }
         output |= {"observation": observation.clone(), "next": following}
         # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
-        statistics = tuple(merged(old, summary_of(raw)) for old in statistics)
+        statistics = _with_rows(statistics, raw)
         acted_on = self._normalized(raw, statistics)
         if agent.normalizer is not None:
             output["normalized"] = acted_on
-        statistics = tuple(merged(old, summary_of(begun, done)) for old in statistics)
+        statistics = _with_rows(statistics, begun, done)
         reset = done.reshape(-1, *[1] * (begun.ndim - 1))
         acted_on = torch.where(reset, self._normalized(begun, statistics), acted_on)
         if next_memory is not None:
@@ -146,3 +146,10 @@ class ScanCollector(TensorCollector):
 
     def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)
+
+
+def _with_rows(summaries: tuple[Tensor, ...], rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    if not summaries:
+        return ()
+    summary = summary_of(rows, mask)
+    return tuple(merged(old, summary) for old in summaries)

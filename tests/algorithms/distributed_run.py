@@ -25,7 +25,7 @@ from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.models.normalizers import CollectorMoments, Running
-from ppo_lightning.rollouts import collector
+from ppo_lightning.rollouts import collector, scan_collector
 from ppo_lightning.utils import collectives
 from tests import environments
 from tests.conftest import trainers_in
@@ -52,6 +52,8 @@ options = {
     "video": False,
     "invalid": [],
     "timeout": 100,
+    "drift_on": None,
+    "record": False,  # the raw observations that enter the statistics, and the collectives of an iteration
     "parts": 1,  # of the environments, with statistics of their own within a rollout, as ranks have
     "save_after": None,
     "ckpt_path": None,
@@ -64,6 +66,7 @@ class Recorded:
         super().on_train_start()
         self.initial = self.first = weights(self)
         self.exchanges = self.updates = 0
+        self.drift = None
         # NCCL exchanges no tensors of the CPU. With a hook, the update is eager.
         if several and not options["nccl"] and not self.hparams.compile:
             self.trainer.model.register_comm_hook(None, self.exchange)
@@ -92,13 +95,38 @@ class Recorded:
                 rollout["weight"][env - first_env, :steps] = 0
         super().training_step(rollout, batch_idx)
 
+    def loss(self, *args):
+        total, parts = super().loss(*args)
+        if options["drift_on"] == self.global_rank and torch.compiler.is_compiling():
+            parts["value_loss"] = parts["value_loss"] * 1.1
+        return total, parts
+
     def update(self, *args):
         metrics = super().update(*args)
+        self.drift = getattr(getattr(self, "optimize", None), "_drift", None)
         self.updates += len(metrics)
         if options["kl_of_ranks"]:
             for parts in metrics:
                 parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
+
+
+rows = []  # raw observations that entered the statistics of this rank
+
+
+def record_rows():
+    """Record the rows that collectors summarize."""
+    summarize, summary_of = normalizers.summarize, scan_collector.summary_of
+
+    def recorded(batch):
+        rows.append(torch.as_tensor(batch).double().clone())
+        return summarize(batch)
+
+    def recorded_where(batch, mask=None):
+        rows.append(batch.double() if mask is None else batch[mask].double())
+        return summary_of(batch, mask)
+
+    normalizers.summarize, scan_collector.summary_of = recorded, recorded_where
 
 
 class PartMoments:
@@ -191,6 +219,8 @@ def train(settings):
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
+    if options["record"]:
+        record_rows()
     if options["parts"] > 1:
         divide_statistics()
     if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
@@ -215,6 +245,8 @@ def train(settings):
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data), ckpt_path=options["ckpt_path"])
     result = {
         "weights": weights(module),
+        "rows": torch.cat(rows) if rows else None,
+        "drift": module.drift,
         "statistics": dict(module.named_buffers()),
         "state": module.state_dict(),
         "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],

@@ -148,6 +148,48 @@ def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, alone, variant):
         assert one["kl_factor"] != 1
 
 
+POOLED = {
+    "arrays": HOPPER,
+    "one environment on each rank": HOPPER | {"data": HOPPER["data"] | {"num_envs": 2}},
+    "overlap": HOPPER | {"data": HOPPER["data"] | {"overlap": True}},
+    "transforms": HOPPER | {"transforms": True},
+    "tensors": on_tensors() | {"agent": {"norm_obs": True}},
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_after_a_rollout_all_ranks_have_the_moments_of_all_data(tmp_path, name):
+    ranks = run(tmp_path / "two", 2, **POOLED[name] | {"rollouts": 12, "record": True})
+    data = torch.cat([rank["rows"] for rank in ranks])
+    num_envs = POOLED[name]["data"].get("num_envs", 4)
+    assert len(data) > num_envs * (12 * 16 + 1), "environments were reset"
+    variance, mean = torch.var_mean(data, dim=0, correction=0)
+    for rank in ranks:
+        count, *moments = (rank["statistics"][f"agent.normalizer.{key}"] for key in ("count", "mean", "m2"))
+        assert count == len(data)
+        torch.testing.assert_close(moments, [mean, variance * count], rtol=1e-9, atol=1e-12)
+        assert torch.equal(rank["weights"], ranks[0]["weights"])
+
+
+def test_the_statistics_of_tensors_are_those_of_the_scan_on_ranks(tmp_path):
+    """Compiled or not, the first rollout included."""
+    options = on_tensors() | {"agent": {"norm_obs": True}}
+    eager, compiled = (
+        run(tmp_path / str(on), 2, **options | {"model": options["model"] | {"compile": on}})
+        for on in (False, True)
+    )
+    require_same_end(compiled, eager[0])
+
+
+@pytest.mark.parametrize("microbatch_size", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_compiled_loss_that_drifts_on_one_rank_ends_it_on_all(tmp_path, alone, microbatch_size):
+    """One rank in the eager update and one in the compiled update would wait for each other."""
+    model = HOPPER["model"] | {"compile": True, "microbatch_size": microbatch_size}
+    ranks = run(tmp_path / "run", 2, **HOPPER | {"model": model, "drift_on": 1})
+    assert ranks[0]["drift"] == ranks[1]["drift"] > 1e-3
+    require_same_end(ranks, alone(HOPPER))
+
+
 # Openings are those of each game, and the ranks share the games of the ratings.
 TICTACTOE = {"env_id": "TicTacToe-v1", "backend": "envpool", "env_kwargs": {"opening_moves": 2}}
 RATED = {"rating_games": 20, "rating_opponents": ["minimax:1"]}
@@ -189,7 +231,7 @@ GROUPS = {
     "rpo": group("Pendulum-v1", algorithm="RPO"),
     "lstm": group("CartPole-v1", algorithm="RecurrentPPO", agent={"memory": "lstm"}, num_minibatches=2),
 }
-FRESH = ("mujoco, envpool", "atari", "self-play", "tensors", "tensors, continuous")  # episodes after a resume
+FRESH = ("mujoco, envpool", "atari", "self-play")  # episodes after a resume
 
 
 FAST, SLOW = list(GROUPS)[:2], list(GROUPS)[2:]
