@@ -1,6 +1,7 @@
 """The compiled update on several ranks."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch import distributed as dist
@@ -10,6 +11,7 @@ from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, Metrics, Tensors, vector_of
 from ppo_lightning.private import counted_step, foreach_copy_
 from ppo_lightning.rollouts.learner import MinibatchLearner
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.compiler import compile_per_instance
 
 
@@ -33,6 +35,7 @@ class SynchronizedUpdate(CompiledUpdate):
     def __init__(self, module: MinibatchLearner, eager: EagerUpdate) -> None:
         super().__init__(module, eager)
         self._ranks = module.trainer.world_size
+        self._group: Any = module.trainer.model.process_group  # type: ignore[union-attr]
         self._gradient = compile_per_instance(self._gradient_vector)
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
@@ -52,7 +55,7 @@ class SynchronizedUpdate(CompiledUpdate):
         rates = self._rates(len(minibatches), self._done[:1])
         for minibatch, rate in zip(minibatches, rates, strict=True):
             grads, parts = self._gradient(vectors[0], minibatch)
-            self._add_ranks(grads)
+            dist.all_reduce(grads, group=self._group)
             with counted_step(optimizer):
                 self._step([[vector] for vector in vectors], rate, [grads])
             metrics.append(parts)
@@ -66,9 +69,4 @@ class SynchronizedUpdate(CompiledUpdate):
         return vector_of(grads) / self._ranks, metrics
 
     def _averaged(self, grads: Tensors) -> Tensors:
-        vector = vector_of(grads).div_(self._ranks)
-        self._add_ranks(vector)
-        return self._views(vector)
-
-    def _add_ranks(self, vector: Tensor) -> None:
-        dist.all_reduce(vector, group=self.module.trainer.model.process_group)  # type: ignore[union-attr]
+        return collectives.averaged(grads, self._group)

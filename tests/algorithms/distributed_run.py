@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+from collections import Counter
 from datetime import timedelta
 from operator import attrgetter
 
@@ -67,6 +68,7 @@ class Recorded:
         self.initial = self.first = weights(self)
         self.exchanges = self.updates = 0
         self.drift = None
+        self.counted = Counter()
         # NCCL exchanges no tensors of the CPU. With a hook, the update is eager.
         if several and not options["nccl"] and not self.hparams.compile:
             self.trainer.model.register_comm_hook(None, self.exchange)
@@ -81,6 +83,7 @@ class Recorded:
         return allreduce_hook(None, bucket)
 
     def training_step(self, rollout, batch_idx):
+        self.collectives, self.counted = counted - self.counted, Counter(counted)  # of an iteration
         self.last_observation = rollout["observation"].clone()
         if batch_idx == 1:
             self.first = weights(self)
@@ -109,6 +112,21 @@ class Recorded:
             for parts in metrics:
                 parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
+
+
+counted = Counter()  # calls of torch.distributed
+
+
+def count_collectives():
+    """Count the collectives of this rank, beside those of DDP in C++."""
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast"):
+        collective = getattr(torch.distributed, name)
+
+        def call(*args, name=name, collective=collective, **kwargs):
+            counted[name] += 1
+            return collective(*args, **kwargs)
+
+        setattr(torch.distributed, name, call)
 
 
 rows = []  # raw observations that entered the statistics of this rank
@@ -180,7 +198,7 @@ def make_local(what):
         normalizers.collectives = types.SimpleNamespace(**alone)
     if what == "advantages":
         normalize = losses.normalize
-        losses.normalize = lambda advantage, reference, weight: normalize(advantage, weight=weight)
+        losses.normalize = lambda advantage, weight, pooled: normalize(advantage, weight)
     if what == "kl":
         ppo_lightning.PPO.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 
@@ -221,6 +239,7 @@ def train(settings):
     make_local(options["local"])
     if options["record"]:
         record_rows()
+        count_collectives()
     if options["parts"] > 1:
         divide_statistics()
     if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
@@ -247,6 +266,7 @@ def train(settings):
         "weights": weights(module),
         "rows": torch.cat(rows) if rows else None,
         "drift": module.drift,
+        "collectives": dict(module.collectives),
         "statistics": dict(module.named_buffers()),
         "state": module.state_dict(),
         "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
