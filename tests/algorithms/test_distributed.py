@@ -297,6 +297,19 @@ def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
     assert difference(several, one, "first") < 0.001
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_collectives_of_an_iteration(tmp_path, compiled):
+    """A minibatch in parts is one exchange of its gradients. No number of steps matters."""
+    model = {"norm_reward": True, "update_epochs": 3, "microbatch_size": 2, "compile": compiled}
+    ranks = run(tmp_path / "run", 2, **HOPPER | {"model": model, "record": True, "check_every": 100})
+    rollout = ["observations", "rewards", "number of episodes", "episodes"]
+    end = ["explained variance", "metrics", "signals"]
+    gathers = {"all_gather": len(rollout) + model["update_epochs"] + len(end)}
+    gradients = {"all_reduce": 3 * 4} if compiled else {}  # eager, those of DDP
+    for rank in ranks:
+        assert rank["collectives"] == gathers | gradients | {"broadcast": 1}, "Lightning tells of signals"
+
+
 def test_ranks_exchange_tensors_of_every_dtype(tmp_path):
     """Gloo refuses uint16, and a plain pickle of uint16 to uint64 or float8 cannot be read."""
     run(tmp_path / "run", 2, exchanges=True)
