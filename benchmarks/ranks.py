@@ -1,11 +1,13 @@
 """Compare the throughput of two ranks and of one on the same CPU cores, with one thread per rank.
 
-`python benchmarks/ranks.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--json PATH]` measures
-workloads of `speed.py` in the same way. The ranks split the environments, so the algorithm is the same.
+`python benchmarks/ranks.py [--checkouts BEFORE AFTER] [--workloads NAME ...] [--devices 1 2] [--repeats 5]
+[--seconds 10] [--json PATH]` measures compiled runs of this checkout, or of several, in alternation. The
+workloads are those of `speed.py`, and one with 256 units. The ranks split the environments.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,27 +17,44 @@ from pathlib import Path
 import peers
 from speed import WORKLOADS, train
 
+SUFFIX = "-256-units"
+NAMES = ("halfcheetah-16x256", "cartpole-64x128", f"cartpole-64x128{SUFFIX}", "breakout-8x128")
 
-def run_one(workload: str, devices: int, seconds: float) -> None:
+
+def run_one(name: str, devices: int, seconds: float) -> None:
     """Train in this process and in those that Lightning starts; rank 0 prints the throughput."""
     warnings.simplefilter("ignore")
+    peers.WARM_UP_SECONDS = 120.0  # the iterations that compile
+    workload = name.removesuffix(SUFFIX)
     _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
     watch = peers.Stopwatch(max(seconds, min_seconds))
     kwargs = {"num_threads": 1} if backend == "envpool" else {}  # threads of EnvPool
+    options = {"compile": True, "num_threads": 1}
+    if name.endswith(SUFFIX):
+        options["hidden_sizes"] = (256, 256)  # type: ignore[assignment]
     strategy = "ddp" if devices > 1 else "auto"
-    trainer = train(
-        workload, watch, {"num_threads": 1}, kwargs, accelerator="cpu", devices=devices, strategy=strategy
-    )
+    trainer = train(workload, watch, options, kwargs, accelerator="cpu", devices=devices, strategy=strategy)
     if trainer.is_global_zero:
         print("RESULT", watch.rate(num_envs * num_steps))
 
 
+def measure(checkout: Path, name: str, devices: int, seconds: float) -> float:
+    """Return the throughput of a checkout, measured by this script in a process of its own."""
+    command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices)]
+    command += ["--workloads", name, "--seconds", str(seconds)]
+    environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} on {devices} ranks failed:\n{done.stderr}")
+    return float(done.stdout.rsplit("RESULT", 1)[1])
+
+
 def main() -> None:
-    """Print the throughputs and their ratio, measured in alternation."""
+    """Print medians, and the ratios to the first column of runs of the same repeat."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--workloads", nargs="+", choices=WORKLOADS, default=["cartpole-64x128", "breakout-8x128"]
-    )
+    parser.add_argument("--checkouts", nargs="+", type=Path, default=[Path(__file__).parents[1]])
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--json", type=Path)
@@ -44,23 +63,28 @@ def main() -> None:
     if args.one:
         run_one(args.workloads[0], args.one, args.seconds)
         return
-    results: dict[str, dict[int, list[float]]] = {}
-    for workload in args.workloads:
-        results[workload] = {1: [], 2: []}
+    names = ("before, ", "after, ") if len(args.checkouts) == 2 else ("",) * len(args.checkouts)
+    columns = {
+        f"{side}{'one rank' if n == 1 else f'{n} ranks'}": (checkout, n)
+        for side, checkout in zip(names, args.checkouts, strict=True)
+        for n in args.devices
+    }
+    results: dict[str, dict[str, list[float]]] = {}
+    print(f"| steps per second (ratio to {next(iter(columns))}) | {' | '.join(columns)} |")
+    print(f"|---|{'---|' * len(columns)}")
+    for name in args.workloads:
+        results[name] = runs = {column: [] for column in columns}
         for _ in range(args.repeats):
-            for devices, speeds in results[workload].items():
-                command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices)]
-                command += ["--workloads", workload, "--seconds", str(args.seconds)]
-                completed = subprocess.run(command, capture_output=True, text=True, check=True)
-                speeds.append(float(completed.stdout.rsplit("RESULT", 1)[1]))
-                print(workload, devices, f"{speeds[-1]:.0f}", file=sys.stderr)
-        ratios = [two / single for single, two in zip(*results[workload].values(), strict=True)]
-        medians = [statistics.median(speeds) for speeds in results[workload].values()]
-        ratio = statistics.median(ratios)
-        print(
-            f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps per second,"
-            f" ratio {ratio:.2f}"
-        )
+            for column, (checkout, devices) in columns.items():
+                runs[column].append(measure(checkout, name, devices, args.seconds))
+                print(name, column, f"{runs[column][-1]:.0f}", file=sys.stderr)
+        first = next(iter(runs.values()))
+        cells = [
+            f"{statistics.median(speeds):.0f}"
+            f" ({statistics.median(b / a for a, b in zip(first, speeds, strict=True)):.2f})"
+            for speeds in runs.values()
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
         if args.json:
             args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
 

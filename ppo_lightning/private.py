@@ -19,6 +19,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported
 from torch._higher_order_ops.scan import scan as scan
 from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
@@ -60,6 +61,12 @@ def has_trainer(module: "LightningModule") -> bool:
 def is_compiled(module: "LightningModule") -> bool:
     """Return whether ``torch.compile`` was applied to the whole module."""
     return module._compiler_ctx is not None
+
+
+def averages_gradients(trainer: "Trainer") -> bool:
+    """Return whether the strategy is DDP, which averages gradients, without a communication hook."""
+    model = trainer.model
+    return isinstance(model, DistributedDataParallel) and not model._comm_hooks
 
 
 @contextmanager

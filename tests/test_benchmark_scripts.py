@@ -80,7 +80,12 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "purejaxrl": [  # our half; the other half needs a checkout of PureJaxRL, and JAX
         Command("--one ours --sizes 2048x128", '"sps"')
     ],
-    "ranks": [Command(f"--workloads cartpole-64x128 {SHORT}", r"two ranks \d+ steps per second")],
+    "ranks": [
+        Command(
+            f"--checkouts {ROOT} {ROOT} --devices 2 --workloads cartpole-64x128 {SHORT}",
+            r"before, 2 ranks \| after, 2 ranks \|",
+        )
+    ],
     "ray_workers": [Command("--repeats 1 --seconds 0.2", r"\| ray, 4 workers \|")],
     "reference_runs": [
         Command("record a.json --runs cartpole"),

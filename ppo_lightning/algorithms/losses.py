@@ -59,26 +59,28 @@ def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
     return values.mean() if weight is None else (values * weight).mean()
 
 
-def normalize(advantage: Tensor, reference: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+def normalize(advantage: Tensor, weight: Tensor | None = None, pooled: Tensor | None = None) -> Tensor:
     """Shift and scale the advantages of minibatches.
 
     Args:
         advantage: [..., B].
-        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]. With several
-            ranks, those of all ranks. None: ``advantage``.
-        weight: Weight of each reference, 0 or 1, [..., M]. None: all are 1.
+        weight: Weight of each advantage, 0 or 1, [..., B]. None: all are 1.
+        pooled: Number, mean and sum of squared deviations of the advantages of all ranks, [3, ...]. None:
+            those of ``advantage``.
 
     Returns:
         Advantages [..., B].
     """
-    reference = advantage if reference is None else reference
     # detail 7
-    if weight is None:
-        std, mean = torch.std_mean(reference, dim=-1, keepdim=True)
+    if pooled is not None:
+        count, mean, m2 = pooled.to(advantage.dtype).unsqueeze(-1)
+        std = (m2 / (count - 1)).sqrt()
+    elif weight is None:
+        std, mean = torch.std_mean(advantage, dim=-1, keepdim=True)
     else:
         count = weight.sum(-1, keepdim=True)
-        mean = (weight * reference).sum(-1, keepdim=True) / count
-        std = ((weight * (reference - mean).square()).sum(-1, keepdim=True) / (count - 1)).sqrt()
+        mean = (weight * advantage).sum(-1, keepdim=True) / count
+        std = ((weight * (advantage - mean).square()).sum(-1, keepdim=True) / (count - 1)).sqrt()
     return (advantage - mean) / (std + 1e-8)
 
 
@@ -148,11 +150,17 @@ def diagnostics(
     }
 
 
-def explained_variance(value: Tensor, value_target: Tensor, weight: Tensor | None = None) -> Tensor:
+def explained_variance(
+    value: Tensor, value_target: Tensor, weight: Tensor | None = None, pooled: Tensor | None = None
+) -> Tensor:
     """Return the fraction of the targets' variance that the values explain, NaN if all targets are equal.
 
     1 is perfect, 0 is no better than a constant. Steps whose ``weight`` is 0 are left out. None: all count.
+    ``pooled`` has number, mean and sum of squared deviations of targets and errors of all ranks, [3, 2].
     """
+    if pooled is not None:
+        variance, unexplained = pooled[2]
+        return torch.where(variance == 0, torch.nan, 1 - unexplained / variance)
     if weight is not None:
         value, value_target = value[weight > 0], value_target[weight > 0]
     variance = value_target.var()

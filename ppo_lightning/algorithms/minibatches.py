@@ -1,5 +1,6 @@
 """Gather, weight and split minibatches (dictionaries of tensors [B, ...])."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.algorithms import losses
+from ppo_lightning.models.normalizers import merged, summary_of
 from ppo_lightning.utils import collectives
 
 Minibatch = dict[str, Tensor]
@@ -79,25 +81,29 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
     """
     weight = epoch.get("weight")
     kept = [*range(count)]
-    weights = None
-    if weight is not None:
-        weights = all_ranks(weight.reshape(count, -1))  # [count, B of all ranks]
-        counts = weights.sum(-1)
+    advantage = epoch["advantage"]
+    by_minibatch = advantage.reshape(count, -1)
+    weights = None if weight is None else weight.reshape(count, -1)
+    pooled = over_ranks(by_minibatch, weights) if norm_adv or weight is not None else None
+    if weights is not None:
+        counts = weights.sum(-1) if pooled is None else pooled[0].to(weights.dtype)
         kept = (counts >= 2).nonzero().flatten().tolist()  # one step has no standard deviation
         # weight_i / mean(weight): the mean over a minibatch is then that over the steps that count.
-        scaled = weight.reshape(count, -1) * (weights.shape[-1] / counts.clamp(min=1))[:, None]
-        epoch["weight"] = scaled.view(weight.shape)
+        steps = weights.shape[-1] * collectives.world_size()
+        epoch["weight"] = (weights * (steps / counts.clamp(min=1))[:, None]).view_as(epoch["weight"])
     if norm_adv:
-        advantage = epoch["advantage"]
-        by_minibatch = advantage.reshape(count, -1)
-        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), weights).view(
-            advantage.shape
-        )
+        epoch["advantage"] = losses.normalize(by_minibatch, weights, pooled).view(advantage.shape)
     parts = {key: tensor.chunk(count) for key, tensor in epoch.items()}
     for i in kept:
         yield {key: chunks[i] for key, chunks in parts.items()}
 
 
-def all_ranks(rows: Tensor) -> Tensor:
-    """Return the rows [count, B] of all ranks side by side, [count, B of all ranks]."""
-    return collectives.gather(rows).transpose(0, 1).flatten(1)
+def over_ranks(rows: Tensor, weight: Tensor | None = None) -> Tensor | None:
+    """Summarize rows [count, B] of all ranks, [3, count]. None on a single rank, which has all rows.
+
+    ``weight`` is 0 or 1, [count, B] or [B]. With several ranks this is a collective.
+    """
+    if collectives.world_size() == 1:
+        return None
+    mask = None if weight is None else weight.t() > 0
+    return functools.reduce(merged, collectives.gather(summary_of(rows.t(), mask)))

@@ -11,16 +11,17 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms import checks, losses
+from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
-    all_ranks,
     deal_sequences,
     mean_of,
+    over_ranks,
     split_epoch,
     with_weight,
 )
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.algorithms.update import EagerUpdate, make_update
+from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
@@ -90,9 +91,9 @@ class PPG(PPO):
         rollout = super().advantages(rollout)
         if self.hparams.norm_adv:
             advantage, weight = rollout["advantage"], rollout.get("weight", None)
-            flat = advantage.reshape(1, -1)
-            weights = None if weight is None else all_ranks(weight.reshape(1, -1))
-            rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weights).view_as(advantage)
+            flat, weights = advantage.reshape(1, -1), None if weight is None else weight.reshape(1, -1)
+            pooled = over_ranks(flat, weights)
+            rollout["advantage"] = losses.normalize(flat, weights, pooled).view_as(advantage)
         keys = with_weight(rollout, STORED)
         self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
         return rollout

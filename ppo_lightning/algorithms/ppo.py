@@ -15,14 +15,22 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_weight
+from ppo_lightning.algorithms.make_update import make_update
+from ppo_lightning.algorithms.minibatches import (
+    Minibatch,
+    mean_of,
+    over_ranks,
+    split_epoch,
+    take,
+    with_weight,
+)
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
@@ -67,10 +75,10 @@ class PPO(AgentModule):
         microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
             the parts are added, which gives the same result with less memory. None: on the CPU the rows that
             fit into the cache (MLP 4096, Nature 128, IMPALA 64), otherwise all rows.
-        compile: Compile the update. Compilation takes about ten seconds and needs a C++ compiler. On a single
-            device, loss, gradients, clipping and Adam are compiled, and Lightning's hooks around the
-            optimizer do not run. On several ranks, the loss is compiled. Weights equal those of the eager
-            update to float tolerance.
+        compile: Compile the update. Compilation takes about ten seconds and needs a C++ compiler. Loss,
+            gradients, clipping and Adam are compiled, and Lightning's hooks around the optimizer do not run.
+            With a memory that cannot be compiled, a strategy other than DDP or a communication hook, only the
+            loss is compiled. Weights equal those of the eager update to float tolerance.
         agent: Makes the agent from the specs of observations and actions. By default, CNNAgent for a picture,
             otherwise MLPAgent.
         actor: In the place of ``agent``: TorchRL's ``ProbabilisticActor`` or ``ActorValueOperator``, or a
@@ -285,9 +293,10 @@ class PPO(AgentModule):
         # detail 12
         means = mean_of(metrics) if metrics else {}
         values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
-        keys = with_weight(rollout, ("state_value", "value_target"))
-        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
-        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
+        value, target, weight = (rollout.get(key, None) for key in ("state_value", "value_target", "weight"))
+        errors = torch.stack([target.flatten(), (target - value).flatten()])
+        pooled = over_ranks(errors, None if weight is None else weight.flatten())
+        values["losses/explained_variance"] = losses.explained_variance(value, target, weight, pooled)
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.progress.steps_per_second()
         self.run_log.log(values)

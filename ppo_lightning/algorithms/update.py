@@ -15,6 +15,7 @@ from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
 from ppo_lightning.rollouts.learner import MinibatchLearner
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
 from ppo_lightning.utils.rounding import tolerance
 
@@ -152,7 +153,9 @@ class CompiledUpdate:
                 metrics = [self._one(minibatch) for minibatch in minibatches]
         if expected is not None:
             pairs = [(x, metrics[0][key]) for key, x in expected.items()]
-            self._drift = max(float((compiled - x).abs() / (1 + x.abs())) for x, compiled in pairs)
+            drift = max(float((compiled - x).abs() / (1 + x.abs())) for x, compiled in pairs)
+            # All ranks continue in the same way: those of the eager update would wait for the others.
+            self._drift = float(collectives.gather(torch.tensor(drift)).max())
             if self._drift > self._tolerance:
                 warnings.warn(
                     f"The compiled loss is off by {self._drift:.2g}: the run continues without it.",
@@ -192,9 +195,14 @@ class CompiledUpdate:
             foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
         if len(parts) > 1:
             foreach_div_([*grads, *sums], len(parts))
+        grads = self._averaged(grads)
         with counted_step(self.module.optimizers()):
             self._step(self._tensors, self._rates(1, self._done)[0], grads)
         return dict(zip(metrics, sums, strict=True))
+
+    def _averaged(self, grads: Tensors) -> Tensors:
+        """Return gradients averaged over the ranks."""
+        return grads
 
     def _rates(self, count: int, done: list[float]) -> Tensor:
         """Count steps of Adam, and return step size and correction of the second moment.
@@ -229,10 +237,10 @@ class CompiledUpdate:
             vectors = [vector.clone() for vector in carry]
             rates, minibatch = rows
             grads, metrics = self._differentiate(self._views(carry[0]), minibatch)
-            self._apply([[vector] for vector in vectors], rates, [_vector(grads)])
+            self._apply([[vector] for vector in vectors], rates, [vector_of(grads)])
             return vectors, {key: value.clone() for key, value in metrics.items()}
 
-        vectors, metrics = scan(step, [_vector(parts) for parts in tensors], (rates, stacked))
+        vectors, metrics = scan(step, [vector_of(parts) for parts in tensors], (rates, stacked))
         return [self._views(vector) for vector in vectors], metrics
 
     def _views(self, vector: Tensor) -> Tensors:
@@ -261,15 +269,8 @@ class CompiledUpdate:
             param.sub_(size * mean / (square.sqrt() / root + eps))
 
 
-def make_update(module: MinibatchLearner, loss: Loss) -> EagerUpdate | CompiledUpdate:
-    """Return the update with a loss of a module in a fit, compiled if the module's settings say so."""
-    compiled = module.hparams.compile
-    whole = module.trainer.world_size == 1 and module.agent.traceable
-    eager = EagerUpdate(module, loss, compile_loss=compiled and not whole)
-    return CompiledUpdate(module, eager) if compiled and whole else eager
-
-
-def _vector(tensors: Sequence[Tensor]) -> Tensor:
+def vector_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors one after the other, flat."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 

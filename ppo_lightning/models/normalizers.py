@@ -79,6 +79,10 @@ class Moments(nn.Module):
         self.mean.copy_(summary[1])
         self.m2.copy_(summary[2])
 
+    def merge(self, increment: Tensor) -> None:
+        """Merge a summary [3, *shape] of each rank, in the order of the ranks. This is a collective."""
+        self.store(functools.reduce(merged, collectives.gather(increment), self.summary))
+
 
 def deviation(count: Tensor, m2: Tensor) -> Tensor:
     """Return the standard deviation, including epsilon, of a size and a sum of squared deviations."""
@@ -121,85 +125,19 @@ def merge_rows(moments: Moments, rows: Tensor) -> None:
     rows_at_once = max(1, PART // max(1, moments.mean.numel()))  # as float64, pictures take eightfold memory
     for part in rows.split(rows_at_once) if len(rows) else ():
         local = merged(local, summary_of(part.to(local.device)))
-    moments.store(functools.reduce(merged, collectives.gather(local), moments.summary))
+    moments.merge(local)
 
 
-class CollectorMoments:
-    """A collector's copy of the statistics of observations, merged in place at each step.
+class Running:
+    """Count, mean and sum of squared deviations, merged in place: arrays, or tensors."""
 
-    The statistics change only with :meth:`store`.
+    def __init__(self, count: float, mean: Any, m2: Any) -> None:
+        self.count = count
+        self.mean = mean
+        self.m2 = m2
 
-    Args:
-        normalizer: Statistics.
-        arrays: Compute with NumPy, on arrays. On a CPU this takes half of PyTorch's time (8 instead of 17
-            microseconds). Otherwise with PyTorch, on the device of the statistics.
-
-    Example:
-        >>> moments = CollectorMoments(ObservationNormalizer((1,)), arrays=False)
-        >>> moments.normalize([torch.tensor([[1.0], [3.0]])])
-        [tensor([[-1.],
-                [ 1.]])]
-    """
-
-    mean: Any
-    m2: Any
-
-    def __init__(self, normalizer: "ObservationNormalizer", arrays: bool) -> None:
-        self._normalizer = normalizer
-        self._arrays = arrays
-        self.count = normalizer.count.item()
-        copies = (buffer.detach().clone() for buffer in (normalizer.mean, normalizer.m2))
-        self.mean, self.m2 = (copy.numpy(force=True) if arrays else copy for copy in copies)
-
-    def store(self) -> None:
-        """Store the values in the normalizer."""
-        self._normalizer.count.fill_(self.count)
-        self._normalizer.mean.copy_(torch.as_tensor(self.mean))
-        self._normalizer.m2.copy_(torch.as_tensor(self.m2))
-
-    def normalize(
-        self, batches: Sequence[Rows], update: bool = True, counted: Sequence[np.ndarray] = ()
-    ) -> list[Rows]:
-        """Normalize batches of raw observations.
-
-        Args:
-            batches: Observations of a step and optionally those after resets, each [B, ...].
-            update: Merge each batch into the statistics before normalizing it, as CleanRL's wrappers do at
-                each step. With several ranks this is a collective that merges the batches of all ranks.
-            counted: Which rows of each batch are merged, [B] bool. Empty: all.
-
-        Returns:
-            Normalized batches, each [B, ...]: float32 tensors on their device, or float64 arrays.
-        """
-        # detail 28
-        summaries = self._summaries(batches, counted) if update else [(0, None, None)] * len(batches)
-        normalized = []
-        for i, (size, mean, m2) in enumerate(summaries):
-            if size:
-                self._merge(size, mean, m2)
-            if i < len(batches):
-                normalized.append(self._normalizer.normalize_by(self.mean, self.std, batches[i]))
-        return normalized
-
-    def _summaries(
-        self, batches: Sequence[Any], counted: Sequence[np.ndarray]
-    ) -> list[tuple[float, Any, Any]]:
-        """Return size, mean and sum of squared deviations of each batch of all ranks."""
-        if counted:
-            batches = [batch[rows] for batch, rows in zip(batches, counted, strict=False)]
-        if not self._arrays:
-            batches = [batch.to(self.mean.device) for batch in batches]
-        if collectives.world_size() == 1:
-            return [summarize(batch) for batch in batches]
-        local = [summary_of(torch.as_tensor(batch)) for batch in batches]
-        local += [torch.zeros_like(local[0])] * (2 - len(local))  # a rank without resets participates, too
-        gathered = collectives.gather(torch.stack(local)).unbind(1)
-        ranks: list[Any] = [functools.reduce(merged, summaries) for summaries in gathered]
-        if self._arrays:
-            ranks = [summary.numpy() for summary in ranks]
-        return [(float(sizes.max()), mean, m2) for sizes, mean, m2 in ranks]
-
-    def _merge(self, size: float, mean: Any, m2: Any) -> None:
+    def merge(self, size: float, mean: Any, m2: Any) -> None:
+        """Merge a batch, see :func:`summarize`."""
         # `merged`, in place.
         old_count = self.count
         self.count = old_count + size
@@ -215,6 +153,72 @@ class CollectorMoments:
     def std(self) -> Any:
         """Standard deviation, including epsilon. It is 1 before any data."""
         return (self.m2 / self.count + EPSILON) ** 0.5 if self.count else 1.0
+
+    @property
+    def summary(self) -> Tensor:
+        """The values as a summary, [3, *shape] float64."""
+        mean, m2 = torch.as_tensor(self.mean), torch.as_tensor(self.m2)
+        return torch.stack([torch.full_like(mean, self.count), mean, m2])
+
+
+class CollectorMoments(Running):
+    """A collector's copy of the statistics of observations, merged in place at each step.
+
+    With several ranks, they are the statistics of all ranks up to the last rollout, and of this rank since
+    then. The statistics of the module change only with :meth:`store`.
+
+    Args:
+        normalizer: Statistics.
+        arrays: Compute with NumPy, on arrays. On a CPU this takes half of PyTorch's time (8 instead of 17
+            microseconds). Otherwise with PyTorch, on the device of the statistics.
+
+    Example:
+        >>> moments = CollectorMoments(ObservationNormalizer((1,)), arrays=False)
+        >>> moments.normalize([torch.tensor([[1.0], [3.0]])])
+        [tensor([[-1.],
+                [ 1.]])]
+    """
+
+    def __init__(self, normalizer: "ObservationNormalizer", arrays: bool) -> None:
+        self._normalizer = normalizer
+        self._arrays = arrays
+        buffers = [buffer.detach().clone() for buffer in (normalizer.mean, normalizer.m2)]
+        super().__init__(normalizer.count.item(), *(x.numpy(force=True) if arrays else x for x in buffers))
+        # Accumulated by itself: after many steps, the difference of two totals has lost its digits.
+        self._increment = Running(0, self.mean * 0, self.m2 * 0) if collectives.world_size() > 1 else None
+
+    def store(self) -> None:
+        """Store the values in the normalizer, merged over all ranks. This is a collective."""
+        if self._increment is None:
+            self._normalizer.store(self.summary)
+        else:
+            self._normalizer.merge(self._increment.summary)
+
+    def normalize(
+        self, batches: Sequence[Rows], update: bool = True, counted: Sequence[np.ndarray] = ()
+    ) -> list[Rows]:
+        """Normalize batches of raw observations.
+
+        Args:
+            batches: Observations of a step and optionally those after resets, each [B, ...].
+            update: Merge each batch into the statistics before normalizing it, as CleanRL's wrappers do at
+                each step.
+            counted: Which rows of each batch are merged, [B] bool. Empty: all.
+
+        Returns:
+            Normalized batches, each [B, ...]: float32 tensors on their device, or float64 arrays.
+        """
+        # detail 28
+        normalized = []
+        for i, batch in enumerate(batches):
+            rows: Any = batch[counted[i]] if counted else batch
+            if update and len(rows):
+                summary = summarize(rows if self._arrays else rows.to(self.mean.device))
+                self.merge(*summary)
+                if self._increment is not None:
+                    self._increment.merge(*summary)
+            normalized.append(self._normalizer.normalize_by(self.mean, self.std, batch))
+        return normalized
 
 
 def summarize(batch: Any) -> tuple[float, Any, Any]:

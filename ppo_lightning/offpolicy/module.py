@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim.adam import adam as guarded_adam
 from torchrl.data import TensorSpec
@@ -192,10 +191,8 @@ class OffPolicyModule(AgentModule):
         """Take a step of the Adam of ``name`` as operations of a graph, on the state that Lightning saves."""
         parameters, *state, settings = self._adams[name]
         grads = list(torch.autograd.grad(loss, parameters))
-        if (ranks := collectives.world_size()) > 1:
-            for grad in grads:  # each rank has minibatches of its own
-                dist.all_reduce(grad)
-                grad /= ranks
+        if collectives.world_size() > 1:
+            grads = collectives.averaged(grads)  # each rank has minibatches of its own
         fused = not torch.compiler.is_compiling()
         with torch.no_grad():
             adam(parameters, grads, *state[:2], [], state[2], foreach=False, fused=fused, **settings)

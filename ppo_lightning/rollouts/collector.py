@@ -94,7 +94,7 @@ class RolloutCollector(Collector):
             self._watch.stop()
         steps_before = self.rollouts_done * self.num_steps
         require_finite("reward", self._raw_rewards.T, steps_before, self.shard.first)
-        if moments is not None:
+        if moments is not None and not self.deterministic:
             moments.store()  # only now, when the whole rollout is known to be finite
         self.finish()
         self.rollouts_done += 1

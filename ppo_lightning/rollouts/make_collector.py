@@ -14,7 +14,6 @@ from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.rollouts.weighted_collector import WeightedCollector
-from ppo_lightning.utils import collectives
 
 
 def make_collector(
@@ -30,9 +29,8 @@ def make_collector(
     Args:
         env: A :class:`BatchedEnv` gets the class that its own class names (``collector_class``), by default
             :class:`RolloutCollector`, or :class:`WeightedCollector` if not all of its steps count. A
-            :class:`FunctionalEnv` gets :class:`ScanCollector`, on several ranks only without ``norm_obs``.
-            Any other environment, with transforms for example, gets :class:`TensorCollector`, which is
-            slower.
+            :class:`FunctionalEnv` gets :class:`ScanCollector`. Any other environment, with transforms for
+            example, gets :class:`TensorCollector`, which is slower.
         agent: The agent.
         num_steps: T.
         num_rollouts: Number of rollouts of the run; None: no end, and no length.
@@ -60,7 +58,4 @@ def make_collector(
             f"The environments are on the device {env.device} and the agent is on {agent.device}: make the"
             f" environments there, for the backend 'torch' with data.env_kwargs.device {agent.device.type!r}."
         )
-    # Ranks exchange their statistics of observations at each step, which a graph cannot.
-    if agent.normalizer is not None and collectives.world_size() > 1:
-        return TensorCollector(env, agent, num_steps, num_rollouts, **options)
     return ScanCollector(env, agent, num_steps, num_rollouts, compile=compile, **options)

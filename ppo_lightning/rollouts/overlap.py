@@ -85,7 +85,7 @@ class OverlappedCollector:
             self._hand_over()
             self._pending = self._thread.submit(self._collect)
             if is_first:
-                self.wait()
+                self._pending.result()  # other ranks wait for a rollout that failed: no update comes first
                 is_first = False
             with torch.no_grad(), self.collector.precision():
                 add_evaluation(self._learner, rollout)

@@ -14,6 +14,7 @@ from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.private import scan, tree_map
 from ppo_lightning.rollouts.storage import in_parts
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.compiler import compile_scan, scan_in_python
 
 # States of the environments, observations to act on, and if the agent has them its memory and statistics.
@@ -29,8 +30,7 @@ class ScanCollector(TensorCollector):
     synchronization within a rollout.
 
     Args:
-        *args: As for :class:`TensorCollector`. The agent may have running statistics of observations on a
-            single rank only.
+        *args: As for :class:`TensorCollector`.
         compile: Compile the scan, if the agent's memory can be compiled.
         **kwargs: As for :class:`TensorCollector`.
     """
@@ -55,9 +55,11 @@ class ScanCollector(TensorCollector):
         statistics: tuple[Tensor, ...] = ()
         if self.agent.normalizer is not None and not self.deterministic:
             statistics = (self.agent.normalizer.summary,)
+            if collectives.world_size() > 1:  # those of this rank and rollout alone, too
+                statistics += (torch.zeros_like(statistics[0]),)
         if self.observation is None:
             first = env.rows(env.reset_tensors(None))
-            statistics = tuple(merged(old, summary_of(first)) for old in statistics)
+            statistics = _with_rows(statistics, first)
             self.observation = self._normalized(first, statistics)
         noise = self.draw_noise()
         memory = () if self._memory is None else (self._memory,)
@@ -80,7 +82,8 @@ class ScanCollector(TensorCollector):
         if normalized is not None:
             rollout["next", "observation"] = normalized
         if self.agent.normalizer is not None and statistics:
-            self.agent.normalizer.store(statistics[0])
+            total, *increment = statistics
+            self.agent.normalizer.merge(*increment) if increment else self.agent.normalizer.store(total)
         self._add_episodes(rollout["next"])
         self.rollouts_done += 1
         return rollout
@@ -121,11 +124,11 @@ class ScanCollector(TensorCollector):
         }
         output |= {"observation": observation.clone(), "next": following}
         # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
-        statistics = tuple(merged(old, summary_of(raw)) for old in statistics)
+        statistics = _with_rows(statistics, raw)
         acted_on = self._normalized(raw, statistics)
         if agent.normalizer is not None:
             output["normalized"] = acted_on
-        statistics = tuple(merged(old, summary_of(begun, done)) for old in statistics)
+        statistics = _with_rows(statistics, begun, done)
         reset = done.reshape(-1, *[1] * (begun.ndim - 1))
         acted_on = torch.where(reset, self._normalized(begun, statistics), acted_on)
         if next_memory is not None:
@@ -143,3 +146,10 @@ class ScanCollector(TensorCollector):
 
     def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)
+
+
+def _with_rows(summaries: tuple[Tensor, ...], rows: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    if not summaries:
+        return ()
+    summary = summary_of(rows, mask)
+    return tuple(merged(old, summary) for old in summaries)

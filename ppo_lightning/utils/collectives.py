@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ def gather(tensor: Tensor) -> Tensor:
     rows = [part.reshape(-1).view(torch.uint8) for part in parts]
     dist.all_gather(rows, local.reshape(-1).view(torch.uint8), group=cpu_group())
     return parts.to(tensor.device)
+
+
+def averaged(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
+    """Return tensors averaged over all ranks, which exchange them as one vector. This is a collective.
+
+    Args:
+        tensors: Tensors of one dtype, on a device that the group's backend supports.
+        group: Process group. None: the default one.
+    """
+    vector = torch.cat([tensor.flatten() for tensor in tensors]).div_(world_size())
+    dist.all_reduce(vector, group=group)
+    parts = vector.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def largest(number: int) -> int:

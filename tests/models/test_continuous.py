@@ -11,8 +11,15 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
-from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
+from ppo_lightning.models.normalizers import (
+    CollectorMoments,
+    ObservationNormalizer,
+    RewardScaler,
+    merged,
+    summary_of,
+)
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils import collectives
 from tests.helpers import Forked, SaveAfter, finish
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
@@ -80,6 +87,27 @@ def test_moments_of_batches_are_those_of_the_data_together():
     np.testing.assert_allclose((normalizer.m2 / normalizer.count).numpy(), data.var(0), rtol=1e-6)
     np.testing.assert_allclose(normalizer.std, np.sqrt(data.var(0) + 1e-8), rtol=1e-6)
     np.testing.assert_array_equal(moments.std, normalizer.std)
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_ranks_exchange_what_they_add_and_no_difference_of_totals(monkeypatch, arrays):
+    """After 1e8 steps around 1e6, the difference of two totals has none of the digits of ten rows."""
+    before = torch.tensor([[1e8] * 2, [1e6] * 2, [1e2] * 2], dtype=torch.float64)
+    rows = torch.from_numpy(np.random.default_rng(0).normal(1e6, 1e-3, (2, 5, 2)))
+    normalizer, given = ObservationNormalizer((2,)), []
+    normalizer.store(before)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    ranks = [CollectorMoments(normalizer, arrays) for _ in range(3)]
+    for moments, own in zip(ranks, rows.numpy() if arrays else rows, strict=False):
+        moments.normalize([own[:2], own[2:]])
+    monkeypatch.setattr(collectives, "gather", lambda increment: given.append(increment) or increment[None])
+    for moments in ranks:
+        moments.store()
+    for increment, own in zip(given, rows, strict=False):
+        torch.testing.assert_close(increment, summary_of(own), rtol=1e-6, atol=0)
+    assert not given[2].any(), "a rank without a counted row"
+    expected = merged(before, summary_of(rows.flatten(0, 1)))
+    torch.testing.assert_close(normalizer.summary, expected, rtol=1e-12, atol=0)
 
 
 def test_statistics_keep_their_precision_and_change_nothing_before_any_data():

@@ -8,10 +8,12 @@ import json
 import os
 import sys
 import types
+from collections import Counter
 from datetime import timedelta
 from operator import attrgetter
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -23,6 +25,8 @@ from ppo_lightning.callbacks import CaptureVideo, Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
+from ppo_lightning.models.normalizers import CollectorMoments, Running
+from ppo_lightning.rollouts import collector, scan_collector
 from ppo_lightning.utils import collectives
 from tests import environments
 from tests.conftest import trainers_in
@@ -49,6 +53,9 @@ options = {
     "video": False,
     "invalid": [],
     "timeout": 100,
+    "drift_on": None,
+    "record": False,  # the raw observations that enter the statistics, and the collectives of an iteration
+    "parts": 1,  # of the environments, with statistics of their own within a rollout, as ranks have
     "save_after": None,
     "ckpt_path": None,
 }
@@ -60,7 +67,10 @@ class Recorded:
         super().on_train_start()
         self.initial = self.first = weights(self)
         self.exchanges = self.updates = 0
-        if several and not options["nccl"]:  # which exchanges no tensors of the CPU
+        self.drift = None
+        self.counted = Counter()
+        # NCCL exchanges no tensors of the CPU. With a hook, the update is eager.
+        if several and not options["nccl"] and not self.hparams.compile:
             self.trainer.model.register_comm_hook(None, self.exchange)
 
     def on_train_batch_end(self, *args):
@@ -73,6 +83,7 @@ class Recorded:
         return allreduce_hook(None, bucket)
 
     def training_step(self, rollout, batch_idx):
+        self.collectives, self.counted = counted - self.counted, Counter(counted)  # of an iteration
         self.last_observation = rollout["observation"].clone()
         if batch_idx == 1:
             self.first = weights(self)
@@ -87,13 +98,94 @@ class Recorded:
                 rollout["weight"][env - first_env, :steps] = 0
         super().training_step(rollout, batch_idx)
 
+    def loss(self, *args):
+        total, parts = super().loss(*args)
+        if options["drift_on"] == self.global_rank and torch.compiler.is_compiling():
+            parts["value_loss"] = parts["value_loss"] * 1.1
+        return total, parts
+
     def update(self, *args):
         metrics = super().update(*args)
+        self.drift = getattr(getattr(self, "optimize", None), "_drift", None)
         self.updates += len(metrics)
         if options["kl_of_ranks"]:
             for parts in metrics:
                 parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
+
+
+counted = Counter()  # calls of torch.distributed
+
+
+def count_collectives():
+    """Count the collectives of this rank, beside those of DDP in C++."""
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast"):
+        collective = getattr(torch.distributed, name)
+
+        def call(*args, name=name, collective=collective, **kwargs):
+            counted[name] += 1
+            return collective(*args, **kwargs)
+
+        setattr(torch.distributed, name, call)
+
+
+rows = []  # raw observations that entered the statistics of this rank
+
+
+def record_rows():
+    """Record the rows that collectors summarize."""
+    summarize, summary_of = normalizers.summarize, scan_collector.summary_of
+
+    def recorded(batch):
+        rows.append(torch.as_tensor(batch).double().clone())
+        return summarize(batch)
+
+    def recorded_where(batch, mask=None):
+        rows.append(batch.double() if mask is None else batch[mask].double())
+        return summary_of(batch, mask)
+
+    normalizers.summarize, scan_collector.summary_of = recorded, recorded_where
+
+
+class PartMoments:
+    """The statistics of observations that several ranks have, in a process with all of their environments."""
+
+    def __init__(self, normalizer, arrays):
+        self.normalizer = normalizer
+        self.parts = [CollectorMoments(normalizer, arrays) for _ in range(options["parts"])]
+        for part in self.parts:
+            part._increment = Running(0, part.mean * 0, part.m2 * 0)
+
+    def normalize(self, batches, update=True, counted=()):
+        owners = np.arange(len(batches[0])) // (len(batches[0]) // len(self.parts))
+        owners = [owners, owners[self.done]] if len(batches) > 1 else [owners]
+        results = [batch.astype(np.float64) for batch in batches]
+        for number, part in enumerate(self.parts):
+            own = [owner == number for owner in owners]
+            rows, flags = (
+                [values[mine] for values, mine in zip(both, own, strict=True)] if both else ()
+                for both in (batches, counted)
+            )
+            for result, mine, values in zip(results, own, part.normalize(rows, update, flags), strict=True):
+                result[mine] = values
+        return results
+
+    def store(self):
+        for part in self.parts:
+            self.normalizer.merge(part._increment.summary)
+
+
+def divide_statistics():
+    """Let the collector of arrays have the statistics of each of several ranks."""
+    normalized = collector.RolloutCollector.normalized
+
+    def normalize(self, moments, t, raw, fresh=None, done=None):
+        if moments is not None:
+            moments.done = done
+        return normalized(self, moments, t, raw, fresh, done)
+
+    collector.RolloutCollector.normalized = normalize
+    collector.CollectorMoments = PartMoments
 
 
 def make_local(what):
@@ -106,7 +198,7 @@ def make_local(what):
         normalizers.collectives = types.SimpleNamespace(**alone)
     if what == "advantages":
         normalize = losses.normalize
-        losses.normalize = lambda advantage, reference, weight: normalize(advantage, weight=weight)
+        losses.normalize = lambda advantage, weight, pooled: normalize(advantage, weight)
     if what == "kl":
         ppo_lightning.PPO.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 
@@ -145,6 +237,11 @@ def train(settings):
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
+    if options["record"]:
+        record_rows()
+        count_collectives()
+    if options["parts"] > 1:
+        divide_statistics()
     if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
         environments.Trouble.made = 100
     if options["nccl"]:
@@ -167,6 +264,9 @@ def train(settings):
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data), ckpt_path=options["ckpt_path"])
     result = {
         "weights": weights(module),
+        "rows": torch.cat(rows) if rows else None,
+        "drift": module.drift,
+        "collectives": dict(module.collectives),
         "statistics": dict(module.named_buffers()),
         "state": module.state_dict(),
         "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
