@@ -35,6 +35,7 @@ WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset"}  # counters and flags of G
 INTERACTIVE = hasattr(sys, "ps1")  # a notebook or a Python prompt
 LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of the Trainer
 
+InferenceMode: Any = torch._C._InferenceMode  # takes a fifth of the time of torch.inference_mode
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_

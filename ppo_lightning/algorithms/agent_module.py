@@ -33,7 +33,7 @@ from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
-from ppo_lightning.utils.seeding import one_thread
+from ppo_lightning.utils.seeding import initial_weights
 
 
 class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignore[misc]
@@ -137,9 +137,10 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         use_checked_files(self.trainer)  # no run goes on without this hook
         if self.trainer.state.fn == TrainerFn.PREDICTING:
             return
-        # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
-        with torch.device("cpu"), one_thread():
+        with torch.device("cpu"):
             specs = self.data.specs
+        # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
+        with initial_weights(self.data.seed):
             is_new = self.agent is None
             if is_new:
                 self.agent = make_agent(self.make_agent, *specs, self.agent_kind)

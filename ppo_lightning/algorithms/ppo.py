@@ -135,7 +135,7 @@ class PPO(AgentModule):
         # detail P2
         self.reward_scaler = RewardScaler(gamma) if norm_reward else None
         # A tensor, because a compiled graph treats numbers as constants.
-        self.clip_coef = torch.tensor(clip_coef)
+        self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
@@ -333,7 +333,7 @@ class PPO(AgentModule):
         )
         if isinstance(schedule, IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
-        self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
+        self.clip_coef = self.clip_coef.new_tensor(self.hparams.clip_coef, device=self.device)
         self.optimize = make_update(self, self.total_loss)
 
     def release(self) -> None:
@@ -354,7 +354,9 @@ class PPO(AgentModule):
         draws[stream] += 1
         # PPG asks for numbers for sequences, of which each environment has several.
         first = num_envs // shard.count * shard.first
-        drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
+        drawn = torch.rand(
+            num_envs // shard.count * shard.total, *shape, generator=generator, dtype=torch.float32
+        )
         return drawn[first : first + num_envs]
 
     def refusals(self) -> Iterator[str]:

@@ -106,7 +106,6 @@ def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
         )
 
 
-@torch.no_grad()
 def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Return recomputed and stored log-probabilities [K] of the first environments of a rollout [N, T]."""
     stored = rollout[: max(1, agent.microbatch_size // rollout.batch_size[1])]

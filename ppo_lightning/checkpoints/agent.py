@@ -20,6 +20,7 @@ from ppo_lightning.models.actor import Actor
 from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
+from ppo_lightning.utils.seeding import initial_weights
 
 Known = TypeVar("Known")
 LOCAL = "<locals>"  # part of the qualified name of a class inside a function
@@ -125,7 +126,7 @@ def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = 
         for key, tensor in checkpoint["state_dict"].items()
         if key.startswith("agent.")
     }
-    with naming_writer(checkpoint):
+    with naming_writer(checkpoint), initial_weights():
         is_pair = known_class(plain["class_path"], NetworkAgent) is not None
         if is_ours(plain["class_path"]) and not is_pair:
             # A file may name layers of any size: none is allocated here.

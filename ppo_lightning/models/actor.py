@@ -153,7 +153,7 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
         if self.memory is None:
             return None
         # detail 33
-        return torch.zeros(num_envs, self.memory.state_size, device=self.device)
+        return torch.zeros(num_envs, self.memory.state_size, device=self.device, dtype=torch.float32)
 
     def normalize(self, observation: Tensor) -> Tensor:
         """Convert raw observations [B, ...] to the input of the networks, with the current statistics.

@@ -164,7 +164,7 @@ class BoxHead(ActionHead):
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw standard normal noise, [*batch_shape, A]."""
-        return torch.randn(*batch_shape, *self.noise_shape, generator=generator)
+        return torch.randn(*batch_shape, *self.noise_shape, generator=generator, dtype=torch.float32)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the most probable actions and their positions between the bounds."""
@@ -357,7 +357,7 @@ class TanhGaussianHead(SquashedHead, GaussianHead):
 
 def gumbel(*shape: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw standard Gumbel noise."""
-    return -torch.empty(*shape).exponential_(generator=generator).log()
+    return -torch.empty(*shape, dtype=torch.float32).exponential_(generator=generator).log()
 
 
 def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:

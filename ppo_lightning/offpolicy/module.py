@@ -150,7 +150,8 @@ class OffPolicyModule(AgentModule):
         size, shard = self.hparams.batch_size, self.data.shard
         generator = shard.generator("replay", self.rollouts_done - 1, shard.first)
         indices = torch.randint(max(1, len(self.buffer)), (count, size), generator=generator).to(self.device)
-        noises = torch.randn(count, size, *self.noise_shape, generator=generator).to(self.device)
+        noises = torch.randn(count, size, *self.noise_shape, generator=generator, dtype=torch.float32)
+        noises = noises.to(self.device)
         for rows, noise in zip(indices, noises, strict=True):
             yield self.gather(rows, generator) | {"noise": noise}
 

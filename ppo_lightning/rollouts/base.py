@@ -17,7 +17,7 @@ from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.utils.seeding import Shard
+from ppo_lightning.utils.seeding import Shard, user_modes
 from ppo_lightning.utils.watch import StepWatch
 
 Precision = Callable[[], AbstractContextManager]
@@ -94,7 +94,8 @@ class Collector(BaseCollector):
         """
         while self.num_rollouts is None or self.rollouts_done < self.num_rollouts:
             try:
-                rollout = self.rollout()
+                with user_modes():
+                    rollout = self.rollout()
             except SystemExit as error:
                 raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
             yield rollout
@@ -118,7 +119,7 @@ class Collector(BaseCollector):
         """Add the numbers of infos [N, T, names] to ``next`` as ``info``, if there is one."""
         infos, self._infos = self._infos, []
         if infos:
-            info = torch.full((*following.shape, infos[0][2].shape[1]), torch.nan)
+            info = torch.full((*following.shape, infos[0][2].shape[1]), torch.nan, dtype=torch.float32)
             for step, done, numbers in infos:
                 info[torch.from_numpy(done), step] = torch.from_numpy(numbers).float()
             following["info"] = info.to(following["done"].device)

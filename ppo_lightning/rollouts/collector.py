@@ -14,6 +14,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.models.normalizers import CollectorMoments
+from ppo_lightning.private import InferenceMode
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
@@ -79,7 +80,6 @@ class RolloutCollector(Collector):
         observation_spec = self.env.observation_spec_unbatched["observation"]
         return self.agent.rollout_keys(observation_spec, self.env.action_spec_unbatched)
 
-    @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
         """Collect one rollout [N, T]."""
         self._is_collecting = True
@@ -131,7 +131,8 @@ class RolloutCollector(Collector):
             self._watch.step_begins()
             row = observations[t]
             row[:] = observation
-            outputs = policy(row, None if noise is None else noise[t], memory)
+            with InferenceMode(True):  # the policy alone: an environment may learn
+                outputs = policy(row, None if noise is None else noise[t], memory)
             for rows, values in zip(targets, outputs, strict=False):
                 rows[t] = values
             raw, rewards[t], terminated, truncated, episode_dones[t] = self.step(t, outputs[0])

@@ -130,5 +130,6 @@ class EvaluationLoader:
 
 def no_episodes(count: int) -> TensorDict:
     """Return zero returns and lengths of episodes, batch size [count]."""
-    results = {"episode_reward": torch.zeros(count), "step_count": torch.zeros(count, dtype=torch.int64)}
+    kinds = {"episode_reward": torch.float32, "step_count": torch.int64}
+    results = {key: torch.zeros(count, dtype=kind) for key, kind in kinds.items()}
     return TensorDict(results, batch_size=[count])

@@ -87,7 +87,7 @@ class OverlappedCollector:
             if is_first:
                 self.wait()
                 is_first = False
-            with torch.no_grad(), self.collector.precision():
+            with self.collector.precision():
                 add_evaluation(self._learner, rollout)
             yield rollout
 

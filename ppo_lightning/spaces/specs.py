@@ -218,7 +218,7 @@ def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros_like(high), high
     if isinstance(spec, Bounded):
         return spec.space.low.flatten().float(), spec.space.high.flatten().float()
-    high = torch.full((spec.shape.numel(),), torch.inf)
+    high = torch.full((spec.shape.numel(),), torch.inf, dtype=torch.float32)
     return -high, high
 
 

@@ -16,7 +16,6 @@ from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.video.overlay import draw
 
 
-@torch.no_grad()
 def record_video(
     agent: Actor,
     factory: EnvFactory,
@@ -55,13 +54,14 @@ def record_video(
             " data.transforms."
         )
     check_same_spaces(agent, env)
+    play = torch.no_grad()(agent.play)
 
     def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
         picture = picture_of(env)
         if not overlay:
             return picture
         inputs = torch.tensor(observation, device=agent.device)
-        played = agent.play(inputs, memory)
+        played = play(inputs, memory)
         numbers, lengths = (output[0].numpy(force=True) for output in agent.explain(inputs, memory))
         names = env.action_names or [f"action {index}" for index in range(len(numbers))]
         names = names[: len(numbers)]  # none for a head without bars
@@ -89,7 +89,7 @@ def record_video(
                 video.append_data(frame())
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
-                    played = agent.play(inputs, memory)
+                    played = play(inputs, memory)
                     memory = played.get("next_memory")
                     step = env.step_arrays(played["action"].numpy(force=True))
                     observation = step.observation
