@@ -201,7 +201,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
-        results |= info_means(prefix, played["info"], names)
+        results |= info_means(prefix, played["info"], names, results)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,

@@ -15,6 +15,7 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.transforms import transform, try_transforms
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.arguments import copied
 from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
 SUCCESS = "is_success"  # in the info at the end of an episode
@@ -154,7 +155,7 @@ class EnvFactory:
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:
             with user_modes():
-                env = self._maker()(self.env_id, copies, **self.env_kwargs)
+                env = self._maker()(self.env_id, copies, **copied(dict(self.env_kwargs)))
         except SystemExit as error:  # would end the process with exit code 0, like a complete run
             raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         try:

@@ -13,6 +13,7 @@ from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
 from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
+from ppo_lightning.utils.arguments import copying
 
 
 def make(env_id: Any, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
@@ -36,6 +37,7 @@ def make_games(
     env_id: str | Callable[..., Any] | ModuleType,
     seeds: list[int],
     render: bool = False,
+    /,
     **env_kwargs: Any,
 ) -> GameEnv:
     """Make copies of a game of PettingZoo.
@@ -70,7 +72,7 @@ def make_games(
         if render:
             env_kwargs["render_mode"] = "rgb_array"
     options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
-    make = functools.partial(_make_game, function, env_kwargs, str(env_id))
+    make = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
     first = make()  # reveals the type
     turn_based = isinstance(first, import_pettingzoo().AECEnv)
     next_game = begin_with(first, make)
@@ -133,7 +135,7 @@ def find_maker(env_id: str) -> Callable[..., Any]:
     return maker
 
 
-def _make_game(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+def _make_game(function: Callable[..., Any], name: str, /, **env_kwargs: Any) -> Any:
     """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
     try:
         game = function(**env_kwargs)
