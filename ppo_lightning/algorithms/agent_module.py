@@ -25,7 +25,7 @@ from ppo_lightning.checkpoints.settings import module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.pretrained import Pretrained
-from ppo_lightning.models.actor import Actor
+from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -250,7 +250,8 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
             )
         if self._predictor is None or self._predictor.recipe is not self.recipe:
             self._predictor = Predictor(self.recipe)
-        action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
+        with evaluating(self.agent):
+            action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
         return action if memory is None else (action, memory)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -25,6 +25,7 @@ from ppo_lightning.algorithms.schedule import (
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import Network, choose_agent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -141,7 +142,7 @@ class PPO(AgentModule):
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration on a rollout [N, T]."""
         profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
-        with profile("advantages"):
+        with profile("advantages"), evaluating(self.agent):
             rollout = self.advantages(rollout)
         metrics = []
         with profile("update"):
@@ -171,9 +172,10 @@ class PPO(AgentModule):
             # Bootstrap from a step that does not count: it has an observation and its value.
             done = done | losses.before_uncounted(weight)
         next_value = value.roll(-1, dims=1)
-        memory = following["memory"][boundary] if self.agent.memory is not None else None
-        with torch.no_grad():
-            next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
+        if boundary.any():  # a network of a user may not take zero rows
+            memory = following["memory"][boundary] if self.agent.memory is not None else None
+            with torch.no_grad():
+                next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
         # detail 5
         advantage, value_target = losses.gae(
             following["reward"].squeeze(-1),

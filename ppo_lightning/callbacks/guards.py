@@ -112,7 +112,10 @@ def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor
     recomputed = stored.copy()
     for key in ("action_log_prob", "state_value"):
         recomputed[key] = torch.empty_like(stored[key])
-    add_evaluation(agent, recomputed)
+    buffers = [(buffer, buffer.clone()) for buffer in agent.buffers()]
+    add_evaluation(agent, recomputed)  # in training mode, as the update
+    for buffer, value in buffers:
+        buffer.copy_(value)
     # At other steps, an opponent may have acted.
     counted = stored.get("weight", torch.ones(stored.batch_size)) > 0
     return recomputed["action_log_prob"][counted], stored["action_log_prob"][counted]

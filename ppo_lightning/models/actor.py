@@ -1,6 +1,7 @@
 """Base class of agents: from observations to actions."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,18 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
 def with_memory(outputs: dict[str, Tensor], memory: Tensor | None) -> dict[str, Tensor]:
     """Return outputs by name, with ``next_memory`` if the agent has a memory."""
     return outputs if memory is None else outputs | {"next_memory": memory}
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Let a network act without dropout, and with the statistics of batch normalization as they are.
+
+    Networks train in updates only. Afterwards, each layer is in its former mode, which may be frozen.
+    """
+    training = [layer for layer in network.modules() if layer.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True

@@ -12,6 +12,7 @@ from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.video.overlay import draw
 
@@ -78,7 +79,7 @@ def record_video(
         returns = []
         observation = env.reset_arrays()
         picture_of(env)  # an environment that cannot be rendered leaves no file
-        with open_video(path, env.render_fps) as video:
+        with evaluating(agent), open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
