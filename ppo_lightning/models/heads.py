@@ -376,7 +376,9 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
             f" use gymnasium.wrappers.TransformAction(env, lambda action: numpy.resize(action, {shape})"
             f".astype({dtype!r}), gymnasium.spaces.Box({low}, {high}, ({max(1, math.prod(shape))},)))."
         )
-    if not isinstance(spec, Bounded):
+    # The width of what is squashed into the bounds must have a square.
+    is_wide = isinstance(spec, Bounded) and not (spec.space.high - spec.space.low).square().isfinite().all()
+    if not isinstance(spec, Bounded) or (is_wide and math.isinf(width_ratio)):
         raise ConfigError(
             "env_id has actions without finite bounds, to which a Gaussian is clipped: declare them by"
             " gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1, 1,"
