@@ -5,6 +5,7 @@ this file, too, so that Lightning, whose import takes seconds, is imported in fu
 """
 
 import functools
+import multiprocessing
 import re
 import signal
 import sys
@@ -228,3 +229,15 @@ def prepare_close(games: Any) -> None:
     collector could run it while the constructor of another environment holds the lock, and deadlock.
     """
     _ = games._c_lib.libenv_close
+
+
+@contextmanager
+def may_have_children() -> Iterator[None]:
+    """Let this process start others, also if it is a daemon, as those of a ``multiprocessing.Pool`` are."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    is_daemon = config.get("daemon", False)
+    config["daemon"] = False
+    try:
+        yield
+    finally:
+        config["daemon"] = is_daemon

@@ -144,6 +144,6 @@ def _make_game(function: Callable[..., Any], name: str, /, **env_kwargs: Any) ->
     if not is_game(game):
         raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
     is_aec = isinstance(game, import_pettingzoo().AECEnv)
-    if is_aec and game.metadata.get("is_parallelizable", False):
+    if is_aec and (getattr(game, "metadata", None) or {}).get("is_parallelizable", False):
         return import_pettingzoo("pettingzoo.utils.conversions").aec_to_parallel(game)
     return game

@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import multiprocessing
 import threading
 import warnings
 from typing import ClassVar
@@ -353,3 +354,59 @@ def test_a_checkpoint_gives_arguments_back_as_they_were_or_asks_for_them(fit, tm
         with pytest.raises(ConfigError, match=r"data\.env_kwargs"):
             load()
     assert load(env_kwargs=env_kwargs).factory.env_kwargs.keys() == {"argument"}
+
+
+# Optional parts of environments
+
+
+class Pooled(Counter):
+    """Environment with processes of its own."""
+
+    def __init__(self):
+        super().__init__(terminate_at=8)
+        self.pool = multiprocessing.get_context("fork").Pool(1)
+
+    def step(self, action):
+        assert self.pool.map(abs, [-2]) == [2]
+        return super().step(action)
+
+    def close(self):
+        self.pool.terminate()
+        self.pool.join()
+
+
+TRAINS = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+
+
+def test_an_environment_in_a_worker_has_processes(fit):
+    assert fit(TRAINS | {"env_id": Pooled, "num_workers": 2}).env_steps == 16
+
+
+def test_a_process_of_a_pool_has_workers(fit):
+    process = multiprocessing.current_process()
+    process._config["daemon"] = True  # as a Pool marks its processes
+    try:
+        assert fit(TRAINS | {"env_id": Counter, "num_workers": 2}).env_steps == 16
+        assert process.daemon
+    finally:
+        process._config["daemon"] = False
+
+
+@pytest.mark.parametrize("name", ["possible_agents", "metadata"])
+def test_a_game_trains_without_an_optional_part(fit, name):
+    def make():
+        return type("Bare", (ParallelMatch,), {name: None})()
+
+    assert fit(TRAINS | {"env_id": make}).env_steps == 16
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_part_that_misses_a_player_is_named(fit, part):
+    class Missing(ParallelMatch):
+        def step(self, actions):
+            parts = list(super().step(actions))
+            parts[part] = {}
+            return tuple(parts)
+
+    with pytest.raises(ConfigError, match="the player 'a' left the game without"):
+        fit(TRAINS | {"env_id": Missing})

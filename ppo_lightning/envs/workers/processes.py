@@ -26,6 +26,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.private import may_have_children
 from ppo_lightning.utils.seeding import derive_seed, seed_globally
 from ppo_lightning.utils.watch import end_with_the_parent
 
@@ -229,8 +230,10 @@ class Worker:
         context: Any = multiprocessing.get_context(START_METHOD)
         self._pipe, theirs = context.Pipe()
         self._seconds = 0.0
-        self.process = context.Process(target=serve, args=(theirs, make), daemon=True)
-        self.process.start()
+        # Not a daemon: an environment may start processes. The worker ends with its parent all the same.
+        self.process = context.Process(target=serve, args=(theirs, make), daemon=False)
+        with may_have_children():
+            self.process.start()
         theirs.close()  # so that the death of the worker closes the pipe
         # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
         multiprocessing.util.Finalize(self, self.process.kill, exitpriority=100)
