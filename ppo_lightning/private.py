@@ -5,6 +5,7 @@ this file, too, so that Lightning, whose import takes seconds, is imported in fu
 """
 
 import functools
+import multiprocessing
 import re
 import signal
 import sys
@@ -36,6 +37,7 @@ WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset"}  # counters and flags of G
 INTERACTIVE = hasattr(sys, "ps1")  # a notebook or a Python prompt
 LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of the Trainer
 
+InferenceMode: Any = torch._C._InferenceMode  # takes a fifth of the time of torch.inference_mode
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
@@ -234,3 +236,15 @@ def prepare_close(games: Any) -> None:
     collector could run it while the constructor of another environment holds the lock, and deadlock.
     """
     _ = games._c_lib.libenv_close
+
+
+@contextmanager
+def may_have_children() -> Iterator[None]:
+    """Let this process start others, also if it is a daemon, as those of a ``multiprocessing.Pool`` are."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    is_daemon = config.get("daemon", False)
+    config["daemon"] = False
+    try:
+        yield
+    finally:
+        config["daemon"] = is_daemon

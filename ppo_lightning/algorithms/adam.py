@@ -20,7 +20,8 @@ def adam_state(optimizer: torch.optim.Adam) -> list[Tensors]:
         if parameter not in optimizer.state:
             device = parameter.device if group["fused"] or group["capturable"] else "cpu"
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": torch.zeros((), device=device)} | moments
+            step = torch.zeros((), device=device, dtype=torch.float32)
+            optimizer.state[parameter] = {"step": step} | moments
     states = [optimizer.state[parameter] for parameter in parameters]
     return [parameters, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]
 

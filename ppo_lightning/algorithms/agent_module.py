@@ -25,7 +25,7 @@ from ppo_lightning.checkpoints.settings import module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.pretrained import Pretrained
-from ppo_lightning.models.actor import Actor
+from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_STEPS, RolloutDataModule
@@ -33,7 +33,7 @@ from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
-from ppo_lightning.utils.seeding import one_thread
+from ppo_lightning.utils.seeding import initial_weights
 
 
 class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignore[misc]
@@ -138,9 +138,10 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         use_checked_files(self.trainer)  # no run goes on without this hook
         if self.trainer.state.fn == TrainerFn.PREDICTING:
             return
-        # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
-        with torch.device("cpu"), one_thread():
+        with torch.device("cpu"):
             specs = self.data.specs
+        # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
+        with initial_weights(self.data.seed):
             is_new = self.agent is None
             if is_new:
                 self.agent = make_agent(self.make_agent, *specs, self.agent_kind)
@@ -201,7 +202,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
-        results |= info_means(prefix, played["info"], names)
+        results |= info_means(prefix, played["info"], names, results)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,
@@ -250,7 +251,8 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
             )
         if self._predictor is None or self._predictor.recipe is not self.recipe:
             self._predictor = Predictor(self.recipe)
-        action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
+        with evaluating(self.agent):
+            action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
         return action if memory is None else (action, memory)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

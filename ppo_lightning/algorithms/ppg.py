@@ -25,6 +25,7 @@ from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.utils import collectives
@@ -132,7 +133,8 @@ class PPG(PPO):
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
         if len(self.rollouts) >= self.hparams.n_iteration:
-            self.store_policy()
+            with evaluating(self.agent):
+                self.store_policy()
             self.auxiliary_phase()
 
     @torch.no_grad()

@@ -33,6 +33,7 @@ from ppo_lightning.algorithms.schedule import (
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import Network, choose_agent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -143,13 +144,13 @@ class PPO(AgentModule):
         # detail P2
         self.reward_scaler = RewardScaler(gamma) if norm_reward else None
         # A tensor, because a compiled graph treats numbers as constants.
-        self.clip_coef = torch.tensor(clip_coef)
+        self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration on a rollout [N, T]."""
         profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
-        with profile("advantages"):
+        with profile("advantages"), evaluating(self.agent):
             rollout = self.advantages(rollout)
         metrics = []
         with profile("update"):
@@ -179,9 +180,10 @@ class PPO(AgentModule):
             # Bootstrap from a step that does not count: it has an observation and its value.
             done = done | losses.before_uncounted(weight)
         next_value = value.roll(-1, dims=1)
-        memory = following["memory"][boundary] if self.agent.memory is not None else None
-        with torch.no_grad():
-            next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
+        if boundary.any():  # a network of a user may not take zero rows
+            memory = following["memory"][boundary] if self.agent.memory is not None else None
+            with torch.no_grad():
+                next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
         # detail 5
         advantage, value_target = losses.gae(
             following["reward"].squeeze(-1),
@@ -342,7 +344,7 @@ class PPO(AgentModule):
         )
         if isinstance(schedule, IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
-        self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
+        self.clip_coef = self.clip_coef.new_tensor(self.hparams.clip_coef, device=self.device)
         self.optimize = make_update(self, self.total_loss)
 
     def release(self) -> None:
@@ -363,7 +365,9 @@ class PPO(AgentModule):
         draws[stream] += 1
         # PPG asks for numbers for sequences, of which each environment has several.
         first = num_envs // shard.count * shard.first
-        drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
+        drawn = torch.rand(
+            num_envs // shard.count * shard.total, *shape, generator=generator, dtype=torch.float32
+        )
         return drawn[first : first + num_envs]
 
     def refusals(self) -> Iterator[str]:

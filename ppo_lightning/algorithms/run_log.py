@@ -47,7 +47,6 @@ class RunLog:
         trainer: Any = module.trainer
         if progress.finished:
             episodes = torch.cat(progress.finished)
-            self.add(info_means("charts", episodes[:, 3:], module.data.factory.log_info))
             groups = {"": episodes}
             if (split := getattr(module.data.env, "by_player", None)) is not None:
                 groups |= split(episodes[:, :3])
@@ -56,6 +55,8 @@ class RunLog:
             if last:
                 self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
         values = self._values | dict(values)
+        if progress.finished:
+            values |= info_means("charts", episodes[:, 3:], module.data.factory.log_info, values)
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer

@@ -223,7 +223,8 @@ class CompiledUpdate:
         foreach_add_(self._steps, count)
         self._done = [before + count for before in self._done]
         device = self._params[0].device
-        tensor = torch.tensor(rates, device="cpu", pin_memory=device.type == "cuda")  # no wait for the GPU
+        pinned = device.type == "cuda"  # no wait for the GPU
+        tensor = torch.tensor(rates, dtype=torch.float32, device="cpu", pin_memory=pinned)
         return tensor.to(device, non_blocking=True).view(2, count, -1).transpose(0, 1)
 
     def _epoch(self, tensors: list[Tensors], rates: Tensor, stacked: Minibatch) -> tuple[Any, Metrics]:

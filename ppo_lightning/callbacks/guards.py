@@ -106,14 +106,16 @@ def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
         )
 
 
-@torch.no_grad()
 def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Return recomputed and stored log-probabilities [K] of the first environments of a rollout [N, T]."""
     stored = rollout[: max(1, agent.microbatch_size // rollout.batch_size[1])]
     recomputed = stored.copy()
     for key in ("action_log_prob", "state_value"):
         recomputed[key] = torch.empty_like(stored[key])
-    add_evaluation(agent, recomputed)
+    buffers = [(buffer, buffer.clone()) for buffer in agent.buffers()]
+    add_evaluation(agent, recomputed)  # in training mode, as the update
+    for buffer, value in buffers:
+        buffer.copy_(value)
     # At other steps, an opponent may have acted.
     counted = stored.get("weight", torch.ones(stored.batch_size)) > 0
     return recomputed["action_log_prob"][counted], stored["action_log_prob"][counted]

@@ -16,10 +16,12 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.models.actor import Actor
+from ppo_lightning.models.actor import Actor, evaluating
+from ppo_lightning.models.makers import sized
 from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
+from ppo_lightning.utils.seeding import initial_weights
 
 Known = TypeVar("Known")
 LOCAL = "<locals>"  # part of the qualified name of a class inside a function
@@ -105,7 +107,8 @@ def agent_from_plain(
             else:
                 parts = ((name, part and {**plain, **part}) for name, part in arguments.items())
                 arguments = {name: part and agent_from_plain(part, base=nn.Module) for name, part in parts}
-        return agent_class(*specs, **arguments)
+        made = agent_class(*specs, **arguments)
+        return sized(made, specs[0]) if isinstance(made, Actor) else made
     except ConfigError:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
@@ -125,7 +128,7 @@ def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = 
         for key, tensor in checkpoint["state_dict"].items()
         if key.startswith("agent.")
     }
-    with naming_writer(checkpoint):
+    with naming_writer(checkpoint), initial_weights():
         is_pair = known_class(plain["class_path"], NetworkAgent) is not None
         if is_ours(plain["class_path"]) and not is_pair:
             # A file may name layers of any size: none is allocated here.
@@ -158,7 +161,7 @@ def check_same_spaces(agent: Actor, env: BatchedEnv) -> None:
     """Check that an agent fits the spaces of an environment."""
     observation_spec = env.observation_spec_unbatched["observation"]
     device = agent.device
-    with torch.no_grad():
+    with evaluating(agent), torch.no_grad():
         try:
             observation = agent.normalize(observation_spec.zero().unsqueeze(0).to(device))
             agent.act(observation, memory=agent.initial_memory(1))

@@ -21,6 +21,7 @@ from ppo_lightning.checkpoints.settings import MAKERS, require_known
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.utils.seeding import initial_weights
 
 RUN_KEY = "returned"  # in the weights that a started process returns: the entries of `run_entries`
 
@@ -98,7 +99,8 @@ def rebuild(module: Any, checkpoint: dict[str, Any]) -> None:
     module.recipe = checkpoint["agent"]
     specs = Specs(*(spec_from_plain(module.recipe[name]) for name in ("observation_spec", "action_spec")))
     module.observation_spec = specs.observation
-    module.add_networks(specs)
+    with initial_weights():
+        module.add_networks(specs)
 
 
 def require_same_run(data: Any, checkpoint: dict[str, Any]) -> None:

@@ -208,7 +208,7 @@ class BatchedEnv(EnvBase):
         env = self.envs[0] if isinstance(self.envs, list) else self.envs
         # Seconds per step. The metadata of dm_control environments is wrong.
         dt = getattr(env.unwrapped, "dt", None)
-        return min(float(1 / dt if dt else env.metadata.get("render_fps") or 30), 60.0)
+        return min(float(1 / dt if dt else (env.metadata or {}).get("render_fps") or 30), 60.0)
 
     def final_infos(self, done: np.ndarray) -> np.ndarray:
         """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""

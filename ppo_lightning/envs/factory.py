@@ -15,7 +15,8 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.transforms import transform, try_transforms
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.seeding import Stream, derive_seed
+from ppo_lightning.utils.arguments import copied
+from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
 SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
@@ -153,7 +154,8 @@ class EnvFactory:
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:
-            env = self._maker()(self.env_id, copies, **self.env_kwargs)
+            with user_modes():
+                env = self._maker()(self.env_id, copies, **copied(dict(self.env_kwargs)))
         except SystemExit as error:  # would end the process with exit code 0, like a complete run
             raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         try:

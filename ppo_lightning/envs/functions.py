@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, SerialEnv
 from ppo_lightning.envs.batched import Copies, begin_with
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.arguments import parameters_of
+from ppo_lightning.utils.arguments import copying, parameters_of
 
 
 def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> EnvBase:
@@ -37,7 +37,7 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     max_restarts = 0 if "max_restarts" in parameters else env_kwargs.pop("max_restarts", 0)
     if copies.render and "render_mode" in parameters:
         env_kwargs["render_mode"] = "rgb_array"
-    make_one = functools.partial(_call, function, wanted | env_kwargs)
+    make_one = copying(functools.partial(_call, function), wanted | env_kwargs)
     env = make_one()
     if max_restarts and not isinstance(env, gymnasium.Env):
         raise ConfigError(
@@ -67,7 +67,7 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     return copies.singles(begin_with(env, make_one), seeds, first_env, copies.keeps_infos, max_restarts)
 
 
-def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
+def _call(function: Callable[..., Any], /, **env_kwargs: Any) -> Any:
     try:
         inspect.signature(function).bind(**env_kwargs)
     except TypeError as error:

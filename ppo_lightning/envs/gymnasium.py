@@ -28,7 +28,7 @@ from ppo_lightning.envs.restarts import RestartOnFailure
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
-from ppo_lightning.utils.arguments import Range, check_arguments, require_options
+from ppo_lightning.utils.arguments import Range, check_arguments, copying, require_options
 
 FALSE = np.False_  # the one object, as True and False of Python are
 
@@ -60,7 +60,6 @@ class GymnasiumEnv(BatchedEnv):
         seeds: One seed per environment.
         first_env: Global index of the first environment, for messages.
         keeps_infos: Keep the infos of all steps, because transforms may end episodes.
-        **env_kwargs: Arguments of ``gymnasium.make``, including ``max_episode_steps``, or of the function.
 
     Raises:
         ConfigError: The environment does not exist, a package is missing, or the function returns another
@@ -83,11 +82,9 @@ class GymnasiumEnv(BatchedEnv):
         seeds: list[int],
         first_env: int = 0,
         keeps_infos: bool = False,
-        /,
-        **env_kwargs: Any,
     ) -> None:
         make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
-        self.envs = [make(**env_kwargs) for _ in seeds]
+        self.envs = [make() for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
                 raise ConfigError(
@@ -259,8 +256,6 @@ def in_process(
     first_env: int = 0,
     keeps_infos: bool = False,
     max_restarts: Annotated[int, Range(0)] = 0,
-    /,
-    **env_kwargs: Any,
 ) -> GymnasiumEnv:
     """Make environments that this process steps, and makes anew if they fail.
 
@@ -269,9 +264,8 @@ def in_process(
     """
     check_arguments(in_process, locals(), "data.env_kwargs")
     if not max_restarts:
-        return GymnasiumEnv(env_id, seeds, first_env, keeps_infos, **env_kwargs)
-    function = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
-    make = functools.partial(function, **env_kwargs)
+        return GymnasiumEnv(env_id, seeds, first_env, keeps_infos)
+    make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
     names = (f"Environment {number}" for number in itertools.count(first_env))
     return GymnasiumEnv(
         lambda: RestartOnFailure(make, max_restarts, next(names)), seeds, first_env, keeps_infos
@@ -299,11 +293,11 @@ def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
     if copies.render:
         env_kwargs["render_mode"] = "rgb_array"
     max_restarts = env_kwargs.pop("max_restarts", 0)
-    settings = copies.seeds, copies.first_env, copies.keeps_infos, max_restarts
-    return copies.singles(env_id, *settings, **env_kwargs)
+    make_one = copying(functools.partial(make_registered, env_id), env_kwargs)
+    return copies.singles(make_one, copies.seeds, copies.first_env, copies.keeps_infos, max_restarts)
 
 
-def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
+def make_registered(env_id: str, /, **env_kwargs: Any) -> gymnasium.Env:
     """Make an environment from Gymnasium's registry.
 
     Args:

@@ -14,6 +14,7 @@ from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
 from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
+from ppo_lightning.utils.arguments import copying
 
 
 def make(env_id: Any, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
@@ -37,6 +38,7 @@ def make_games(
     env_id: str | Callable[..., Any] | ModuleType,
     seeds: list[int],
     render: bool = False,
+    /,
     **env_kwargs: Any,
 ) -> GameEnv:
     """Make copies of a game of PettingZoo.
@@ -71,7 +73,7 @@ def make_games(
         if render:
             env_kwargs["render_mode"] = "rgb_array"
     options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
-    make = functools.partial(_make_game, function, env_kwargs, str(env_id))
+    make = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
     first = make()  # reveals the type
     turn_based = isinstance(first, import_pettingzoo().AECEnv)
     next_game = begin_with(first, make)
@@ -134,13 +136,13 @@ def find_maker(env_id: str) -> Callable[..., Any]:
     return maker
 
 
-def _make_game(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+def _make_game(function: Callable[..., Any], name: str, /, **env_kwargs: Any) -> Any:
     """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
     with fitting(name, TypeError, AssertionError):
         game = function(**env_kwargs)
     if not is_game(game):
         raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
     is_aec = isinstance(game, import_pettingzoo().AECEnv)
-    if is_aec and game.metadata.get("is_parallelizable", False):
+    if is_aec and (getattr(game, "metadata", None) or {}).get("is_parallelizable", False):
         return import_pettingzoo("pettingzoo.utils.conversions").aec_to_parallel(game)
     return game

@@ -47,9 +47,9 @@ class ParallelGamesEnv(GameEnv):
     def __init__(self, make: Callable[[], Any], seeds: list[int], /, *, state: bool = False) -> None:
         first = make()
         self._name = name_of(first)
-        if not first.metadata.get("is_parallelizable", True):
+        if not (getattr(first, "metadata", None) or {}).get("is_parallelizable", True):
             raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
-        self._players = list(first.possible_agents)
+        self._players = players_of(first)
         self.num_players = len(self._players)
         seeds = whole_games(seeds, self.num_players)
         num_games = len(seeds) // self.num_players
@@ -151,8 +151,11 @@ class ParallelGamesEnv(GameEnv):
         state = env.state() if self._has_state else None
         for row, player in players:
             if self._alive[row]:
-                if player not in terminated:
-                    raise ConfigError(f"the player {player!r} left the game without a termination.")
+                if not all(player in part for part in (rewards, terminated, truncated)):
+                    raise ConfigError(
+                        f"the player {player!r} left the game without a termination: step() must return its"
+                        " reward and both flags."
+                    )
                 step = rewards[player], terminated[player], truncated[player]
                 check_step((None, *step, {}))
                 for values, value in zip(self._results, (*step, step[1] or step[2]), strict=True):
@@ -165,9 +168,18 @@ class ParallelGamesEnv(GameEnv):
                 self._write(self._observation, row, observation, over, check=not self._checked)
 
 
+def players_of(env: Any) -> list[Any]:
+    """Return the players of a game. Without ``possible_agents``, they are those of a reset."""
+    players = getattr(env, "possible_agents", None)
+    if players is None:
+        env.reset(seed=0)
+        players = env.agents
+    return list(players)
+
+
 def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
     """Return the observation and action space of all players, which must not differ."""
-    first, *others = env.possible_agents
+    first, *others = players_of(env)
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
             if space_of(first) != space_of(other):

@@ -14,6 +14,7 @@ from ppo_lightning.envs.conformance import random_policy
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.models import Actor
+from ppo_lightning.models.actor import evaluating
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
 Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -67,7 +68,8 @@ def agent_player(agent: Actor, deterministic: bool = False) -> Player:
             seeded = torch.Generator().manual_seed(int(generator.integers(2**31)))
             noise = agent.noise((len(observation),), seeded).to(agent.device)
         inputs = agent.normalize(torch.tensor(observation, device=agent.device))
-        return agent.head.for_environment(agent.act(inputs, noise)[0]).numpy(force=True)
+        with evaluating(agent):
+            return agent.head.for_environment(agent.act(inputs, noise)[0]).numpy(force=True)
 
     return play
 

@@ -12,7 +12,7 @@ from ppo_lightning.envs.contract import require_action, reraise
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
-from ppo_lightning.games.pettingzoo import common_spaces
+from ppo_lightning.games.pettingzoo import common_spaces, players_of
 from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -216,7 +216,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
     def __init__(self, make: Callable[[], Any], seeds: list[int], /, opening_moves: int = 0) -> None:
         first = make()
         self._name = name_of(first)
-        self._players = list(first.possible_agents)
+        self._players = players_of(first)
         require_two(len(self._players), self._name)
         views: Any
         views, actions = common_spaces(first, self._name)

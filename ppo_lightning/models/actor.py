@@ -1,6 +1,7 @@
 """Base class of agents: from observations to actions."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.heads import ActionHead, HeadChoice
 from ppo_lightning.models.memory import LSTM, MEMORIES, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.private import InferenceMode
 from ppo_lightning.spaces.entries import ChosenEntries
 from ppo_lightning.spaces.specs import spec_to_plain
 
@@ -153,7 +155,7 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
         if self.memory is None:
             return None
         # detail 33
-        return torch.zeros(num_envs, self.memory.state_size, device=self.device)
+        return torch.zeros(num_envs, self.memory.state_size, device=self.device, dtype=torch.float32)
 
     def normalize(self, observation: Tensor) -> Tensor:
         """Convert raw observations [B, ...] to the input of the networks, with the current statistics.
@@ -214,7 +216,8 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
         """Return the function from arrays to arrays that the collector calls at each step of a rollout.
 
         The default wraps :meth:`act`. A subclass may return a faster function whose actions agree to float
-        tolerance. The collector requests a new function for each rollout and calls it in inference mode.
+        tolerance. The collector requests a new function for each rollout. It enters inference mode itself,
+        because environments, which the collector steps, may learn.
         """
         device = self.device
 
@@ -224,7 +227,8 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
             )
             # The copy may be asynchronous, because this row of the rollout does not change.
             inputs = torch.from_numpy(observation).to(device, non_blocking=True)
-            *outputs, state = self.act(inputs, noise_tensor, state)
+            with InferenceMode(True):
+                *outputs, state = self.act(inputs, noise_tensor, state)
             if memory is not None and state is not None:
                 memory[:] = state.numpy(force=True)
             return tuple(output.numpy(force=True) for output in outputs)
@@ -261,3 +265,18 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
 def with_memory(outputs: dict[str, Tensor], memory: Tensor | None) -> dict[str, Tensor]:
     """Return outputs by name, with ``next_memory`` if the agent has a memory."""
     return outputs if memory is None else outputs | {"next_memory": memory}
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Let a network act without dropout, and with the statistics of batch normalization as they are.
+
+    Networks train in updates only. Afterwards, each layer is in its former mode, which may be frozen.
+    """
+    training = [layer for layer in network.modules() if layer.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True

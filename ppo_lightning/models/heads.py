@@ -164,7 +164,7 @@ class BoxHead(ActionHead):
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw standard normal noise, [*batch_shape, A]."""
-        return torch.randn(*batch_shape, *self.noise_shape, generator=generator)
+        return torch.randn(*batch_shape, *self.noise_shape, generator=generator, dtype=torch.float32)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the most probable actions and their positions between the bounds."""
@@ -357,7 +357,7 @@ class TanhGaussianHead(SquashedHead, GaussianHead):
 
 def gumbel(*shape: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw standard Gumbel noise."""
-    return -torch.empty(*shape).exponential_(generator=generator).log()
+    return -torch.empty(*shape, dtype=torch.float32).exponential_(generator=generator).log()
 
 
 def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
@@ -376,7 +376,9 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
             f" use gymnasium.wrappers.TransformAction(env, lambda action: numpy.resize(action, {shape})"
             f".astype({dtype!r}), gymnasium.spaces.Box({low}, {high}, ({max(1, math.prod(shape))},)))."
         )
-    if not isinstance(spec, Bounded):
+    # The width of what is squashed into the bounds must have a square.
+    is_wide = isinstance(spec, Bounded) and not (spec.space.high - spec.space.low).square().isfinite().all()
+    if not isinstance(spec, Bounded) or (is_wide and math.isinf(width_ratio)):
         raise ConfigError(
             "env_id has actions without finite bounds, to which a Gaussian is clipped: declare them by"
             " gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1, 1,"

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.actor import Actor
+from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.spaces.specs import stored
 
 CONTRACT = (
     "a subclass of ppo_lightning.{} whose __init__(self, observation_spec, action_spec, ...) passes"
@@ -56,4 +59,14 @@ def make_agent(
         raise ConfigError(f"model.agent cannot be called ({error}): it must be {contract}.") from error
     if not isinstance(agent, kind):
         raise ConfigError(f"model.agent makes a {type(agent).__name__}: it must be or make {contract}.")
+    return sized(agent, observation_spec)
+
+
+def sized(agent: Any, observation_spec: TensorSpec) -> Any:
+    """Return an agent whose lazy layers have taken their sizes from one observation."""
+    if any(map(is_lazy, agent.parameters())):
+        spec = stored(observation_spec)
+        rows = torch.zeros(1, *spec.shape, dtype=spec.dtype)
+        with evaluating(agent), torch.no_grad():
+            agent.act(agent.normalize(rows), memory=agent.initial_memory(1))
     return agent

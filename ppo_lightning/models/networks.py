@@ -192,7 +192,7 @@ class _DistributionHead(Head):
         self.register_buffer("bounds", bounds, persistent=False)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.rand(*batch_shape, *self.noise_shape, generator=generator)
+        noise = torch.rand(*batch_shape, *self.noise_shape, generator=generator, dtype=torch.float32)
         return noise.clamp(1e-6, 1 - 1e-6)  # an inverse CDF may be infinite at the ends
 
     def sample(self, features: Any, noise: Tensor | None, mask: Any = None) -> tuple[Tensor, Tensor]:

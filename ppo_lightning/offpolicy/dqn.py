@@ -54,7 +54,7 @@ class QHead(ChoiceHead):
         CleanRL: ``if random.random() < epsilon: action_space.sample()``. The best of A independent uniform
         numbers is a sample, too, and never a forbidden action.
         """
-        uniform = torch.rand(*batch_shape, self.num_choices + 1, generator=generator)
+        uniform = torch.rand(*batch_shape, self.num_choices + 1, generator=generator, dtype=torch.float32)
         explores = uniform[..., :1] < self.exploration
         return DECISIVE * explores * uniform[..., 1:]
 

@@ -160,7 +160,8 @@ class OffPolicyModule(AgentModule):
         size, shard = self.hparams.batch_size, self.data.shard
         generator = shard.generator("replay", self.rollouts_done - 1, shard.first)
         indices = torch.randint(max(1, len(self.buffer)), (count, size), generator=generator).to(self.device)
-        noises = torch.randn(count, size, *self.noise_shape, generator=generator).to(self.device)
+        noises = torch.randn(count, size, *self.noise_shape, generator=generator, dtype=torch.float32)
+        noises = noises.to(self.device)
         for rows, noise in zip(indices, noises, strict=True):
             yield self.gather(rows, generator) | {"noise": noise}
 
@@ -190,7 +191,11 @@ class OffPolicyModule(AgentModule):
     def minimize(self, name: str, loss: Tensor) -> None:
         """Take a step of the Adam of ``name`` as operations of a graph, on the state that Lightning saves."""
         parameters, *state, settings = self._adams[name]
-        grads = list(torch.autograd.grad(loss, parameters))
+        grads: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
+        used = [grad is not None for grad in grads]  # as Adam skips parameters without a gradient
+        parameters, grads, *state = (
+            list(itertools.compress(tensors, used)) for tensors in (parameters, grads, *state)
+        )
         if collectives.world_size() > 1:
             grads = collectives.averaged(grads)  # each rank has minibatches of its own
         fused = not torch.compiler.is_compiling()
@@ -202,6 +207,8 @@ class OffPolicyModule(AgentModule):
         with torch.no_grad():
             for old, new in zip(target.parameters(), online.parameters(), strict=True):
                 old.lerp_(new, self.hparams.tau)
+            for kept, statistic in zip(target.buffers(), online.buffers(), strict=True):
+                kept.copy_(statistic)
 
     def exploration(self, step: int) -> float | None:
         """Return the scale of the noise at an environment step; None for random actions."""
@@ -360,5 +367,5 @@ def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: flo
 
 
 def frozen(network: nn.Module) -> Any:
-    """Return a copy of a network as its target network."""
-    return copy.deepcopy(network).requires_grad_(False)
+    """Return a copy of a network as its target network, which never trains."""
+    return copy.deepcopy(network).requires_grad_(False).eval()

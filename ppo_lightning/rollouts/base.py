@@ -14,9 +14,10 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import Actor
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.infos import EpisodeInfos
-from ppo_lightning.utils.seeding import Shard
+from ppo_lightning.utils.seeding import Shard, user_modes
 from ppo_lightning.utils.watch import StepWatch
 
 Precision = Callable[[], AbstractContextManager]
@@ -91,7 +92,8 @@ class Collector(BaseCollector):
         """
         while self.num_rollouts is None or self.rollouts_done < self.num_rollouts:
             try:
-                rollout = self.rollout()
+                with user_modes(), evaluating(self.agent):
+                    rollout = self.rollout()
             except SystemExit as error:
                 raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
             yield rollout

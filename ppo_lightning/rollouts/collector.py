@@ -79,7 +79,6 @@ class RolloutCollector(Collector):
         observation_spec = self.env.observation_spec_unbatched["observation"]
         return self.agent.rollout_keys(observation_spec, self.env.action_spec_unbatched)
 
-    @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
         """Collect one rollout [N, T]."""
         self._is_collecting = True

@@ -29,7 +29,7 @@ from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.plan import EVAL_EPISODES, Plan
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
+from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments, copied
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
 
 DEFAULT_NUM_STEPS = 128  # of algorithms that do not state another number
@@ -103,17 +103,18 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
         super().__init__()
+        arguments, env_kwargs = copied(env_kwargs or {}), plain(env_kwargs)
         self.save_hyperparameters(ignore=["transforms"])  # whose lazy buffers cannot be copied
         self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
         self.hparams.update({key: plain(value) for key, value in self.hparams.items()})
         if isinstance(env_id, functools.partial):
-            self.hparams["env_kwargs"] = plain(env_id.keywords | (env_kwargs or {}))
+            self.hparams["env_kwargs"] = plain(env_id.keywords | arguments)
         self.env_id = maker_of(env_id)
         self.factory = EnvFactory(
             self.env_id,
             backend,
-            env_kwargs or {},
+            arguments,
             tuple(transforms or ()),
             num_workers,
             step_timeout,

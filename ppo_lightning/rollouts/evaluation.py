@@ -1,7 +1,7 @@
 """Evaluation: whole episodes with the deterministic policy."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,9 +81,17 @@ def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dic
     return results
 
 
-def info_means(prefix: str, numbers: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the means of numbers of infos [E, names], without NaN, as ``prefix/NAME``."""
-    labels = [f"{prefix}/{'success_rate' if name == SUCCESS else name}" for name in names]
+def info_means(
+    prefix: str, numbers: torch.Tensor, names: Sequence[str], taken: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Return the means of numbers of infos [E, names], without NaN, as ``prefix/NAME``.
+
+    A metric whose name is ``taken`` is ``prefix/info_NAME``.
+    """
+    labels: list[str] = []
+    for name in names:
+        label = f"{prefix}/{'success_rate' if name == SUCCESS else name}"
+        labels.append(f"{prefix}/info_{name}" if label in (*taken, *labels) else label)
     means = zip(labels, numbers.nanmean(dim=0), strict=True)
     return {label: mean for label, mean in means if not mean.isnan()}
 
@@ -130,5 +138,6 @@ class EvaluationLoader:
 
 def no_episodes(count: int) -> TensorDict:
     """Return zero returns and lengths of episodes, batch size [count]."""
-    results = {"episode_reward": torch.zeros(count), "step_count": torch.zeros(count, dtype=torch.int64)}
+    kinds = {"episode_reward": torch.float32, "step_count": torch.int64}
+    results = {key: torch.zeros(count, dtype=kind) for key, kind in kinds.items()}
     return TensorDict(results, batch_size=[count])

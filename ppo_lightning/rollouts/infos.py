@@ -33,7 +33,7 @@ class EpisodeInfos:
         """Add the numbers [N, T, names] to ``next`` as ``info``, if there is one."""
         found, self._found = self._found, []
         if found:
-            info = torch.full((*following.shape, found[0][2].shape[1]), torch.nan)
+            info = torch.full((*following.shape, found[0][2].shape[1]), torch.nan, dtype=torch.float32)
             for step, done, numbers in found:
                 info[torch.from_numpy(done), step] = torch.from_numpy(numbers).float()
             following["info"] = info.to(following["done"].device)

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.normalizers import Moments, RewardScaler
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation
@@ -87,7 +88,7 @@ class OverlappedCollector:
             if is_first:
                 self._pending.result()  # other ranks wait for a rollout that failed: no update comes first
                 is_first = False
-            with torch.no_grad(), self.collector.precision():
+            with self.collector.precision(), evaluating(self._learner):
                 add_evaluation(self._learner, rollout)
             yield rollout
 

@@ -119,7 +119,7 @@ def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:
     following = rollout["next"]
     done = following["episode_done"]
     if not done.any():
-        return torch.zeros(0, 3 + num_infos)
+        return torch.zeros(0, 3 + num_infos, dtype=torch.float32)
     row = torch.arange(len(done), device=done.device)[:, None, None].expand(done.shape)
     no_info = torch.full((*rollout.shape, num_infos), torch.nan, device=done.device)
     columns = (following["episode_reward"], following["step_count"], row, following.get("info", no_info))

@@ -44,7 +44,8 @@ def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_s
     keys = {key: empty(spec.dtype, *spec.shape) for key, spec in specs.items()}
     if agent.memory is not None:
         size = agent.memory.state_size
-        keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
+        state = torch.zeros(shape[0], 1, size, dtype=torch.float32)  # one, not T
+        keys["memory"] = state.expand(*shape, size)
         following["memory"] = empty(torch.float32, size)
     # With a device, so that a move to the CPU costs nothing.
     return TensorDict(
@@ -65,6 +66,7 @@ def episode_starts(rollout: TensorDictBase) -> Tensor:
     return starts
 
 
+@torch.inference_mode()
 def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     """Add log-probabilities and values to a whole rollout at once, in the arithmetic of the update."""
     device = agent.device

@@ -109,7 +109,8 @@ class TensorCollector(Collector):
         agent = self.agent
         stored: list[dict[Any, Tensor]] = []
         if self.observation is None:
-            self._carrier = self.env.reset()
+            with torch.enable_grad():
+                self._carrier = detached(self.env.reset())
             first = self._carrier["observation"].to(agent.device)
             self.observation = agent.normalize(first) if moments is None else moments.normalize([first])[0]
         noise = None if self.deterministic else self.draw_noise().to(agent.device)
@@ -127,7 +128,9 @@ class TensorCollector(Collector):
             stored.append(output)
             self._carrier["action"] = self._for_environment(output["action"])
             try:
-                step, self._carrier = self.env.step_and_maybe_reset(self._carrier)
+                with torch.enable_grad():  # an environment may learn
+                    answer = self.env.step_and_maybe_reset(self._carrier)
+                step, self._carrier = map(detached, answer)
             except Exception as error:
                 error.add_note(f"{type(self.env).__name__}: step() or reset() raised this.")
                 raise
@@ -217,6 +220,11 @@ class TensorCollector(Collector):
                 "data.transforms are other than in the run of the checkpoint (ckpt_path), whose state does"
                 " not fit: keep them, or start a new run."
             ) from error
+
+
+def detached(step: TensorDictBase) -> TensorDictBase:
+    """Return a step without the graph of an environment that learns."""
+    return step.detach() if any(x.requires_grad for x in step.values(True, True)) else step
 
 
 def _stacked(steps: list[TensorDictBase]) -> TensorDictBase:

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from ppo_lightning.spaces.pictures import SMALLEST_PICTURE, is_picture
 
 MASK = "action_mask"  # observation entry that marks the allowed discrete actions
 CELL = (11, 6, 3)  # numbers of objects, colors and states of MiniGrid (minigrid/core/constants.py)
+MOST_CHOICES = 2**20  # of a discrete space, whose one-hot encoding is so wide
 LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 
 
@@ -95,6 +96,12 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
         raise ConfigError(f"The space {space} does not start at 0: wrap the environment so that it does.")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        sizes: Any = getattr(space, "nvec", None)  # of a MultiDiscrete
+        one: Any = space
+        total = np.prod(one.n, dtype=float) if sizes is None else np.sum(sizes, dtype=float)
+        if total > MOST_CHOICES:
+            raise unsupported(space)
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(), dtype=torch.int64)
     if isinstance(space, spaces.MultiDiscrete):
@@ -106,8 +113,9 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         floating = np.issubdtype(space.dtype, np.floating)
         # PyTorch hardly supports unsigned integers beyond bytes.
         kind = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.get(space.dtype.name, space.dtype)
-        dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, kind)).dtype
-        low, high = (torch.from_numpy(np.asarray(bound, kind)).to(dtype) for bound in (space.low, space.high))
+        kind = np.dtype(np.float32 if floating else kind)
+        dtype = torch.from_numpy(np.empty(0, kind)).dtype
+        low, high = (torch.from_numpy(inner_bound(space, end, kind)) for end in ("low", "high"))
         spec = Unbounded(shape=space.shape, dtype=dtype)
         if not floating or (low.isfinite().all() and high.isfinite().all()):
             spec = Bounded(low, high, shape=space.shape, dtype=dtype)
@@ -119,11 +127,24 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     raise unsupported(space)
 
 
+def inner_bound(space: spaces.Box, end: Literal["low", "high"], dtype: np.dtype) -> np.ndarray:
+    """Return a bound of a box in another type: of floats, the nearest numbers that the box contains."""
+    bound = getattr(space, end)
+    if dtype.kind != "f":
+        return np.asarray(
+            np.minimum(bound, np.uint64(2**63 - 1)) if bound.dtype == np.uint64 else bound, dtype
+        )
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(bound, dtype)
+    outside = rounded < bound if end == "low" else rounded > bound
+    return np.where(outside, np.nextafter(rounded, dtype.type(np.inf if end == "low" else -np.inf)), rounded)
+
+
 def unsupported(space: spaces.Space) -> ConfigError:
     """Return the error about a space that has no spec. Actions have no text, which observations may have."""
     return ConfigError(
         f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
-        " MultiBinary space, or a dictionary or a tuple of these."
+        f" MultiBinary space with at most {MOST_CHOICES} choices, or a dictionary or a tuple of these."
     )
 
 
@@ -218,7 +239,7 @@ def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros_like(high), high
     if isinstance(spec, Bounded):
         return spec.space.low.flatten().float(), spec.space.high.flatten().float()
-    high = torch.full((spec.shape.numel(),), torch.inf)
+    high = torch.full((spec.shape.numel(),), torch.inf, dtype=torch.float32)
     return -high, high
 
 

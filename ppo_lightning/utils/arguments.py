@@ -1,5 +1,7 @@
 """Validation of arguments against ranges declared in their annotations."""
 
+import copy
+import functools
 import inspect
 import math
 import re
@@ -169,3 +171,20 @@ def require_options(function: Callable[..., Any], what: str, options: Mapping[st
     for name in sorted(options.keys() - set(known)):
         hint = nearest(name, known) or f": they are {', '.join(known)}."
         raise ConfigError(f"data.env_kwargs.{name} is not an option of {what}{hint}")
+
+
+def copying(function: Callable[..., Any], keywords: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return a function that calls another one with copies of the arguments, which it may change."""
+    return functools.partial(_call_with_copies, function, keywords)
+
+
+def _call_with_copies(function: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+    return function(**copied(keywords))
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy, in which an object that cannot be copied, such as a lock, is the same object."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # as the object likes
+        return {key: copied(part) for key, part in value.items()} if type(value) is dict else value

@@ -1,11 +1,12 @@
-"""Seeds of a run, derived from one seed, and initial weights that do not depend on the machine's cores."""
+"""Seeds of a run, derived from one seed, and modes of the process, which code of users may set."""
 
 import contextlib
 import hashlib
 import random
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -44,21 +45,61 @@ def seed_globally(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    state = torch.Generator().manual_seed(seed).get_state()
-    state[:8] = torch.get_rng_state()[:8]  # the initial seed
-    torch.set_rng_state(state)
+    _set_state(torch.Generator().manual_seed(seed).get_state(), torch.initial_seed())
     torch.cuda.manual_seed(seed)
+
+
+def _set_state(state: torch.Tensor, initial_seed: int) -> None:
+    state[:8] = torch.from_numpy(np.array([initial_seed], np.uint64).view(np.uint8))
+    torch.set_rng_state(state)
+
+
+_modes_of_users: dict[str, Any] = {}  # those that code of users has set
+
+
+def _modes() -> dict[str, Any]:
+    return {"dtype": torch.get_default_dtype(), "errors": np.geterr(), "filters": warnings.filters[:]}
+
+
+def _set_modes(modes: dict[str, Any]) -> None:
+    torch.set_default_dtype(modes["dtype"])
+    np.seterr(**modes["errors"])
+    if warnings.filters != modes["filters"]:
+        warnings.filters[:] = modes["filters"]  # type: ignore[index]
+
+
+@contextlib.contextmanager
+def user_modes() -> Iterator[None]:
+    """Run code of a user, such as an environment, with gradients and in the modes that it has set before.
+
+    Modes that it sets stay with it: the default dtype, NumPy's error handling, the filters of warnings. The
+    initial seed of PyTorch, which is that of later runs of this process, stays, too.
+    """
+    ours, seed = _modes(), torch.initial_seed()
+    theirs = ours | _modes_of_users
+    try:
+        with torch.inference_mode(False):
+            if _modes_of_users:
+                _set_modes(theirs)
+            yield
+    finally:
+        left = _modes()
+        _modes_of_users.update({name: mode for name, mode in left.items() if mode != theirs[name]})
+        if left != ours:
+            _set_modes(ours)
+        if torch.initial_seed() != seed:
+            _set_state(torch.get_rng_state(), seed)
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Keep the global generators of Python, NumPy and PyTorch, which an environment may seed or draw from.
 
-    Lightning's ``isolate_rng`` does not restore them after an error.
+    The block is in :func:`user_modes`. Lightning's ``isolate_rng`` does not restore them after an error.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng([*devices]):
+    with torch.random.fork_rng([*devices]), user_modes():
         try:
             yield
         finally:
@@ -118,15 +159,19 @@ class Shard:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run PyTorch in one thread.
+def initial_weights(seed: int = 0) -> Iterator[None]:
+    """Draw initial weights, float32 on the CPU, which depend on the seed alone.
 
     The rounding of the QR decomposition behind orthogonal weights depends on the number of threads. It
     differs between one process, which uses all cores, and the processes of several ranks.
     """
-    threads = torch.get_num_threads()
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.device("cpu"), torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(seed)
+            yield
     finally:
         torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)

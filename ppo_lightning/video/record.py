@@ -12,11 +12,11 @@ from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
+from ppo_lightning.models.actor import evaluating
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.video.overlay import draw
 
 
-@torch.no_grad()
 def record_video(
     agent: Actor,
     factory: EnvFactory,
@@ -55,13 +55,14 @@ def record_video(
             " data.transforms."
         )
     check_same_spaces(agent, env)
+    play = torch.no_grad()(agent.play)
 
     def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
         picture = picture_of(env)
         if not overlay:
             return picture
         inputs = torch.tensor(observation, device=agent.device)
-        played = agent.play(inputs, memory)
+        played = play(inputs, memory)
         numbers, lengths = (output[0].numpy(force=True) for output in agent.explain(inputs, memory))
         names = env.action_names or [f"action {index}" for index in range(len(numbers))]
         names = names[: len(numbers)]  # none for a head without bars
@@ -78,7 +79,7 @@ def record_video(
         returns = []
         observation = env.reset_arrays()
         picture_of(env)  # an environment that cannot be rendered leaves no file
-        with open_video(path, env.render_fps) as video:
+        with evaluating(agent), open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
@@ -89,7 +90,7 @@ def record_video(
                 video.append_data(frame())
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
-                    played = agent.play(inputs, memory)
+                    played = play(inputs, memory)
                     memory = played.get("next_memory")
                     step = env.step_arrays(played["action"].numpy(force=True))
                     observation = step.observation

@@ -1,18 +1,25 @@
 """Environment adapters: specs, seeds, and episode ends without dummy transitions."""
 
+import enum
+import functools
+import multiprocessing
+import threading
 import warnings
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
+import pettingzoo
 import pytest
 from gymnasium import spaces
 from torchrl.envs import check_env_specs
 
-from ppo_lightning import ConfigError, make_env
+from ppo_lightning import ConfigError, RolloutDataModule, make_env
 from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
 from ppo_lightning.utils.seeding import derive_seed
+from tests.environments import Counter
 from tests.helpers import needs_dm_control
 
 BACKENDS = ("gymnasium", "envpool")
@@ -142,7 +149,7 @@ def test_both_backends_are_the_same_task(env_id, other):
 def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
     many, single = (
         env("CartPole-v1", 16, "vectorized", seed=3, env_kwargs=options),
-        GymnasiumEnv("CartPole-v1", many_seeds(3, 16), **options),
+        GymnasiumEnv(functools.partial(gymnasium.make, "CartPole-v1", **options), many_seeds(3, 16)),
     )
     assert isinstance(many, CartPoleEnv)
     assert not isinstance(env("CartPole-v1", 16), CartPoleEnv), "only where it is asked for"
@@ -216,3 +223,190 @@ def test_an_adapter_needs_reset_and_step_only():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env.close()
+
+
+# Arguments of environments
+
+
+class Taking(Counter):
+    """Environment that takes a number out of a list in its arguments."""
+
+    def __init__(self, lengths):
+        super().__init__(terminate_at=lengths.pop())
+
+
+def parallel_game(lengths):
+    return ParallelMatch(lengths.pop())
+
+
+class ParallelMatch(pettingzoo.ParallelEnv):
+    """Two players who act at once."""
+
+    metadata: ClassVar = {"name": "match"}
+    possible_agents: ClassVar = ["a", "b"]
+    render_mode = None
+
+    def __init__(self, length=8):
+        self.length = length
+
+    def observation_space(self, agent):
+        return Counter.observation_space
+
+    def action_space(self, agent):
+        return Counter.action_space
+
+    def each(self, value):
+        return dict.fromkeys(("a", "b"), value)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = ["a", "b"], 0
+        return self.each(np.zeros(1, np.float32)), self.each({})
+
+    def step(self, actions):
+        self.time += 1
+        over = self.time == self.length
+        self.agents = [] if over else self.agents
+        return (
+            self.each(np.ones(1, np.float32)),
+            self.each(1.0),
+            self.each(over),
+            self.each(False),
+            self.each({}),
+        )
+
+
+def vector_of(num_envs, lengths):
+    return gymnasium.vector.SyncVectorEnv([functools.partial(Counter, lengths.pop())] * num_envs)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (Taking, {}),
+        (Taking, {"num_workers": 1}),
+        (Taking, {"env_kwargs": {"max_restarts": 1}}),
+        (lambda lengths: Taking(lengths), {}),
+        (parallel_game, {"num_envs": 4}),
+        (vector_of, {}),
+    ],
+)
+def test_each_copy_has_arguments_of_its_own(fit, make, options):
+    lengths = [8]
+    options = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64, "eval_episodes": 2} | options
+    env_kwargs = {"lengths": lengths} | options.pop("env_kwargs", {})
+    module = fit({"env_id": make, "env_kwargs": env_kwargs, **options}, limit_val_batches=1)
+    assert module.env_steps == 64
+    assert lengths == [8]
+
+
+class Named(Counter):
+    """Environment that takes one argument of any name."""
+
+    def __init__(self, keywords):
+        super().__init__(terminate_at=8)
+        assert list(keywords.values()) == [3]
+
+
+@pytest.mark.parametrize("name", ["self", "cls", "seed", "seeds", "env_id", "auto_reset", "copies", "render"])
+@pytest.mark.parametrize("make", ["Named-v0", lambda **keywords: Named(keywords)])
+def test_arguments_have_any_name(fit, make, name):
+    gymnasium.register("Named-v0", lambda **keywords: Named(keywords), disable_env_checker=True)
+    data = {"env_id": make, "env_kwargs": {name: 3}, "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    assert fit(data).env_steps == 16
+
+
+class Level(enum.IntEnum):
+    """A difficulty."""
+
+    HARD = 2
+
+
+class Holding(Counter):
+    """Environment that keeps its argument."""
+
+    def __init__(self, argument):
+        super().__init__(terminate_at=8)
+        self.argument = argument
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_plain"),
+    [
+        ((1, {"a": (2.0, None)}), True),
+        ({1: True}, True),
+        (Level.HARD, False),
+        ({Level.HARD: 1}, False),
+        ({1, 2}, False),
+        (np.arange(3), False),
+        (threading.Lock(), False),
+        (len, False),
+    ],
+)
+def test_a_checkpoint_gives_arguments_back_as_they_were_or_asks_for_them(fit, tmp_path, argument, is_plain):
+    env_kwargs = {"argument": argument}
+    data = {"env_id": Holding, "env_kwargs": env_kwargs, "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    trainer = fit(data).trainer
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    load = functools.partial(RolloutDataModule.load_from_checkpoint, tmp_path / "a.ckpt", env_id=Holding)
+    if is_plain:
+        assert load().hparams["env_kwargs"] == env_kwargs
+    else:
+        with pytest.raises(ConfigError, match=r"data\.env_kwargs"):
+            load()
+    assert load(env_kwargs=env_kwargs).factory.env_kwargs.keys() == {"argument"}
+
+
+# Optional parts of environments
+
+
+class Pooled(Counter):
+    """Environment with processes of its own."""
+
+    def __init__(self):
+        super().__init__(terminate_at=8)
+        self.pool = multiprocessing.get_context("fork").Pool(1)
+
+    def step(self, action):
+        assert self.pool.map(abs, [-2]) == [2]
+        return super().step(action)
+
+    def close(self):
+        self.pool.terminate()
+        self.pool.join()
+
+
+TRAINS = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+
+
+def test_an_environment_in_a_worker_has_processes(fit):
+    assert fit(TRAINS | {"env_id": Pooled, "num_workers": 2}).env_steps == 16
+
+
+def test_a_process_of_a_pool_has_workers(fit):
+    process = multiprocessing.current_process()
+    process._config["daemon"] = True  # as a Pool marks its processes
+    try:
+        assert fit(TRAINS | {"env_id": Counter, "num_workers": 2}).env_steps == 16
+        assert process.daemon
+    finally:
+        process._config["daemon"] = False
+
+
+@pytest.mark.parametrize("name", ["possible_agents", "metadata"])
+def test_a_game_trains_without_an_optional_part(fit, name):
+    def make():
+        return type("Bare", (ParallelMatch,), {name: None})()
+
+    assert fit(TRAINS | {"env_id": make}).env_steps == 16
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_part_that_misses_a_player_is_named(fit, part):
+    class Missing(ParallelMatch):
+        def step(self, actions):
+            parts = list(super().step(actions))
+            parts[part] = {}
+            return tuple(parts)
+
+    with pytest.raises(ConfigError, match="the player 'a' left the game without"):
+        fit(TRAINS | {"env_id": Missing})

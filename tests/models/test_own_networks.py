@@ -3,14 +3,31 @@
 import functools
 
 import gymnasium
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
+from ppo_lightning import (
+    DQN,
+    PPG,
+    PPO,
+    RND,
+    ActorCritic,
+    ConfigError,
+    MLPAgent,
+    RecurrentPPO,
+    RolloutDataModule,
+    make_env,
+)
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.games.players import agent_player
 from ppo_lightning.models import MLP, makers
+from ppo_lightning.offpolicy import QAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
+from ppo_lightning.video.record import record_video
+from tests.environments import Counter
 
 CONTRACT = makers.CONTRACT.format("ActorCritic")
 
@@ -178,3 +195,88 @@ class Scaled(MLPAgent):
 def test_a_normalization_that_rollouts_would_ignore_is_refused(fit):
     with pytest.raises(ConfigError, match="Scaled overrides normalize, which rollouts do not call"):
         fit({"total_timesteps": 512}, {"agent": Scaled})
+
+
+class Normed(nn.Module):
+    """Body that takes no empty batch, with batch normalization, dropout, a lazy and an unused layer."""
+
+    out_features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.unused = nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(1, 1)
+
+    def forward(self, rows):
+        return nn.functional.dropout(self.norm(self.linear(rows.view(len(rows), -1))), 0.5, self.training)
+
+
+class NormedActorCritic(ActorCritic):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(action_spec, Normed)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+
+class NormedQ(QAgent):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.actor_body, self.head = Normed(), type(self.head)(8, action_spec)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+
+class RecordsStatistics(L.Callback):
+    """Callback that counts the batches in the statistics of the network around updates."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_train_batch_start(self, trainer, module, *args):
+        self.counts.append(int(module.agent.actor_body.norm.num_batches_tracked))
+
+    on_train_batch_end = on_train_batch_start
+
+
+NORMED = {
+    "ppo": (PPO, {"agent": NormedActorCritic}),
+    "ppg": (PPG, {"agent": NormedActorCritic, "n_iteration": 2, "num_aux_rollouts": 2}),
+    "rnd": (RND, {"agent": NormedActorCritic, "num_iterations_obs_norm_init": 1}),
+    "dqn": (DQN, {"agent": NormedQ, "learning_starts": 8}),
+    "compiled dqn": (DQN, {"agent": NormedQ, "learning_starts": 8, "compile": True}),
+    "double": (DQN, {"agent": NormedQ, "learning_starts": 8, "double": True}),
+}
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_networks_of_users_train_in_updates_only(fit, tmp_path, name):
+    algorithm, settings = NORMED[name]
+    recorder = RecordsStatistics()
+    # One-step episodes: no value of a final observation is needed.
+    data = {"env_id": lambda: Counter(1), "num_envs": 1, "num_steps": 16, "total_timesteps": 64}
+    module = fit(data, settings, ppo=algorithm, callbacks=[recorder], limit_val_batches=1)
+    after, before = [0, *recorder.counts[1::2]], recorder.counts[::2]
+    assert before == after[:-1]
+    assert before[-1] < after[-1]
+    module.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    observation = np.arange(64, dtype=np.float32)[:, None]
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    actions = module.predict(observation)
+    for acting in (module, algorithm.load_from_checkpoint(tmp_path / "a.ckpt")):
+        player = agent_player(acting.agent, deterministic=True)
+        assert (player(observation, np.random.default_rng(1)) == actions).all()
+        assert (acting.predict(observation) == actions).all()
+        assert acting.predict(observation[0]) == actions[0]
+    record_video(module.agent, EnvFactory(Seen, env_kwargs={"terminate_at": 3}), tmp_path / "a.gif")
+    require_equal(state, module.state_dict())
+    if isinstance(module, DQN):
+        norms = module.agent.actor_body.norm, module.target.actor_body.norm
+        assert norms[1].num_batches_tracked <= norms[0].num_batches_tracked
+
+
+class Seen(Counter):
+    """Counter with a picture."""
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def require_equal(one, other):
+    assert all(value.equal(other[key]) for key, value in one.items())

@@ -16,6 +16,7 @@ from ppo_lightning import ConfigError
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from tests.documented import blocks
+from tests.environments import Counter
 from tests.helpers import ROOT, RecordedPPO, SaveAfter, require_same
 
 
@@ -225,3 +226,29 @@ def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_pa
     module = fit(data, {"num_minibatches": 2}, ppo=RecordedPPO, ckpt_path=tmp_path / "one.ckpt")
     rewards = torch.cat([rollout["next", "reward"] for rollout in module.rollouts])
     assert len(module.rollouts) == 2 and set(rewards.unique().tolist()) == {0, 7}
+
+
+OURS = [
+    "episodic_return",
+    "episodic_length",
+    "avg_episodic_return",
+    "episodic_return_std",
+    "SPS",
+    "learning_rate",
+]
+
+
+@pytest.mark.parametrize("name", [*OURS, "success_rate", "a.b"])
+def test_names_of_infos_and_of_our_metrics_stay_apart(fit, name):
+    class Informing(Counter):
+        def step(self, action):
+            *step, _ = super().step(action)
+            return *step, {name: -777.0, "is_success": True}
+
+    data = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32, "eval_episodes": 2, "log_info": [name]}
+    module = fit(data | {"env_id": lambda: Informing(terminate_at=8)}, limit_val_batches=1)
+    metrics = module.trainer.callback_metrics
+    assert metrics["eval/episodic_return"] == metrics["charts/episodic_return"] == 8
+    assert metrics["charts/success_rate"] == metrics["eval/success_rate"] == 1
+    for group in ("charts", "eval"):
+        assert -777 in (metrics.get(f"{group}/{name}"), metrics.get(f"{group}/info_{name}"))

@@ -10,9 +10,11 @@ import torch
 from gymnasium import spaces
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate
+from ppo_lightning import DQN, PPO, SAC, TD3, ConfigError, MLPAgent, RolloutDataModule, evaluate
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.export.onnx import largest_difference, random_observations
+from ppo_lightning.spaces.specs import spec_from_space
 from tests.environments import Counter
 from tests.helpers import RecordedPPO, SaveAfter
 
@@ -137,3 +139,95 @@ def test_predictions_and_exports_see_the_exact_values(fit, tmp_path, kind):
     observations = random_observations(module.observation_spec, normalizer=module.agent.normalizer)
     assert largest_difference(module.agent, onnx, observations) < 1e-4
     assert module.agent.normalize(torch.from_numpy(observations)).abs().mean() < 5
+
+
+# Ends of ranges
+
+
+class Ends(Counter):
+    """Counter with other spaces, or with one large number at step 5."""
+
+    def __init__(self, observation_space=None, action_space=None, largest=None, reward=1.0):
+        super().__init__(terminate_at=16, reward=1.0)
+        self.largest, self.last_reward = largest, reward
+        self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        self.action_space = action_space or Counter.action_space
+
+    def observation(self):
+        if not isinstance(self.observation_space, spaces.Box):
+            return self.observation_space.sample()
+        return np.full(
+            (1,), self.largest if self.time == 5 and self.largest else 1, self.observation_space.dtype
+        )
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        observation, reward, *rest = super().step(action)
+        return observation, self.last_reward if self.time == 5 else reward, *rest
+
+
+ROLLOUTS = {"num_envs": 1, "num_steps": 32, "total_timesteps": 64}
+
+
+@pytest.mark.parametrize(
+    ("ends", "sentence"),
+    [
+        ({"largest": 1e300}, "observation of environment 0 is 1e.300 at its step 4"),
+        ({"largest": -1e39}, "observation of environment 0 is -1e.39 at its step 4"),
+        ({"reward": 1e300}, "reward of environment 0 is 1e.300 at its step 4"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [PPO, functools.partial(DQN, learning_starts=8)])
+def test_what_float32_cannot_hold_is_named_with_its_step(fit, algorithm, ends, sentence):
+    with pytest.raises(NonFiniteError, match=sentence):
+        fit(ROLLOUTS | {"env_id": lambda: Ends(**ends)}, ppo=algorithm)
+
+
+BOX, HUGE = spaces.Box, spaces.Discrete(10**8)
+TANH = functools.partial(MLPAgent, head="tanh_gaussian")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"observation_space": HUGE},
+        {"observation_space": spaces.Dict(a=HUGE)},
+        {"observation_space": spaces.MultiDiscrete([10**6] * 4)},
+        {"observation_space": spaces.MultiBinary(10**8)},
+        {"action_space": HUGE},
+    ],
+)
+def test_no_encoding_is_wider_than_a_million(fit, ends):
+    with pytest.raises(ConfigError, match="with at most 1048576 choices"):
+        fit(ROLLOUTS | {"env_id": lambda: Ends(**ends)})
+
+
+@pytest.mark.parametrize("width", [np.finfo(np.float32).max, 1e30])
+@pytest.mark.parametrize("algorithm", [SAC, TD3, PPO])
+def test_nothing_is_squashed_into_bounds_without_a_width(fit, algorithm, width):
+    space = BOX(-width, width, (1,), np.float32)
+    settings = {"agent": TANH} if algorithm is PPO else {"learning_starts": 8}
+    with pytest.raises(ConfigError, match="actions without finite bounds"):
+        fit(ROLLOUTS | {"env_id": lambda: Ends(action_space=space)}, settings, ppo=algorithm)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        ([0.7, -0.9], [0.9, -0.7], np.float64),
+        ([-0.1, -1], [0.7, 1], np.float64),
+        ([-1, -1], [1, 1], np.float32),
+    ],
+)
+def test_predicted_actions_are_in_their_box(fit, low, high, dtype):
+    space = BOX(np.array(low), np.array(high), dtype=dtype)
+    module = fit(ROLLOUTS | {"env_id": lambda: Ends(action_space=space)})
+    observations = np.linspace(-9, 9, 99)[:, None]
+    assert all(space.contains(action) for action in module.predict(observations, deterministic=False))
+
+
+def test_a_box_of_uint64_has_its_bounds(fit):
+    space = BOX(0, 2**64 - 1, (1,), np.uint64)
+    spec = spec_from_space(space)
+    assert (spec.space.low, spec.space.high) == (0, 2**63 - 1)
+    assert fit(ROLLOUTS | {"env_id": lambda: Ends(space)}).env_steps == 64

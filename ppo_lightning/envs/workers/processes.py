@@ -26,6 +26,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.private import may_have_children
 from ppo_lightning.utils.seeding import derive_seed, seed_globally
 from ppo_lightning.utils.watch import end_with_the_parent
 
@@ -61,7 +62,7 @@ class WorkerEnv(BatchedEnv):
         num_workers: Number of workers W, at most N.
         kind: Class of the workers.
         step_timeout: Maximum duration of a step in seconds; None: no limit.
-        env_id: As for ``GymnasiumEnv``, with ``seeds``, ``first_env``, ``keeps_infos`` and ``env_kwargs``.
+        env_id: As for ``GymnasiumEnv``, with ``seeds``, ``first_env`` and ``keeps_infos``.
         max_restarts: As for :class:`~ppo_lightning.envs.restarts.RestartOnFailure`, and for each worker.
 
     Raises:
@@ -88,11 +89,9 @@ class WorkerEnv(BatchedEnv):
         first_env: int = 0,
         keeps_infos: bool = False,
         max_restarts: int = 0,
-        /,
-        **env_kwargs: Any,
     ) -> None:
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
-        sample = in_process(env_id, seeds[:1], first_env, keeps_infos, max_restarts, **env_kwargs)
+        sample = in_process(env_id, seeds[:1], first_env, keeps_infos, max_restarts)
         sample.close()
         super().__init__(*sample.spaces, seeds)
         self.samples = sample.envs
@@ -111,7 +110,7 @@ class WorkerEnv(BatchedEnv):
                 numbers = range(first_env, first_env + self.num_envs)[rows]
                 name = f"Worker {number} of {num_workers} (environments {', '.join(map(str, numbers))})"
                 settings = numbers[0], keeps_infos, max_restarts
-                make = functools.partial(make_envs, self._attributes, env_id, *settings, **env_kwargs)
+                make = functools.partial(make_envs, self._attributes, env_id, *settings)
                 worker = kind(name, rows, make)
                 worker.start(seeds[rows])
                 self.workers.append(worker)
@@ -231,8 +230,10 @@ class Worker:
         context: Any = multiprocessing.get_context(START_METHOD)
         self._pipe, theirs = context.Pipe()
         self._seconds = 0.0
-        self.process = context.Process(target=serve, args=(theirs, make), daemon=True)
-        self.process.start()
+        # Not a daemon: an environment may start processes. The worker ends with its parent all the same.
+        self.process = context.Process(target=serve, args=(theirs, make), daemon=False)
+        with may_have_children():
+            self.process.start()
         theirs.close()  # so that the death of the worker closes the pipe
         # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
         multiprocessing.util.Finalize(self, self.process.kill, exitpriority=100)
@@ -291,13 +292,11 @@ def make_envs(
     keeps_infos: bool,
     max_restarts: int,
     seeds: list[int],
-    /,
-    **env_kwargs: Any,
 ) -> GymnasiumEnv:
     """Make the environments of a worker."""
     # A forked process inherits the global generators: without seeds, all workers would draw the same.
     seed_globally(seeds[0])
-    envs = in_process(env_id, seeds, first_env, keeps_infos, max_restarts, **env_kwargs)
+    envs = in_process(env_id, seeds, first_env, keeps_infos, max_restarts)
     for name, value in attributes.items():
         envs.set_attr(name, value)
     return envs
