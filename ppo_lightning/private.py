@@ -80,18 +80,6 @@ def publish_metrics(trainer: "Trainer", metrics: Mapping[str, Tensor], shown: Ma
     trainer._logger_connector._progress_bar_metrics.update(shown)  # type: ignore[arg-type]
 
 
-def limit_refreshes(bar: Any, rollouts: int) -> None:
-    """Let Lightning's bar refresh every few rollouts, or Rich's twice a second."""
-    from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-
-    if isinstance(bar, TQDMProgressBar):
-        bar._refresh_rate = rollouts
-    if isinstance(bar, RichProgressBar) and bar.progress is not None:
-        thread = bar.progress.live._refresh_thread
-        if thread is not None:  # beside busy processes, its ten refreshes a second take 12 % of the time
-            thread.refresh_per_second = 2
-
-
 def replace_defaults(trainer: "Trainer") -> None:
     """Replace defaults of the Trainer that were made for many short batches.
 
@@ -135,7 +123,11 @@ def save_and_requeue(trainer: "Trainer", number: int) -> None:
 
 
 def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
-    """Clean up after SIGINT as Lightning does, and raise another end than its ``sys.exit(1)``."""
+    """Clean up after SIGINT as Lightning does, and raise another end than its ``sys.exit(1)``.
+
+    A notebook shows it in one line.
+    """
+    end._render_traceback_ = lambda: [f"{type(end).__name__}: {end}"]  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here on
     for logger in trainer.loggers:
         logger.finalize("failed")

@@ -33,6 +33,7 @@ class LivePlot(L.Callback):
         """Clear the recorded metrics."""
         self.points: dict[str, list[tuple[int, float]]] = {name: [] for name in SHOWN}
         self._drawn = 0.0
+        self._shown: Any = None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Record the metrics of an iteration and update the plot."""
@@ -56,6 +57,8 @@ class LivePlot(L.Callback):
             axis.set_title(title, fontsize=9)
             axis.tick_params(labelsize=7)
         axes[0].set_xlabel("environment steps", fontsize=8)
-        display.clear_output(wait=True)
-        display.display(figure)
+        if self._shown is None:  # None outside of a notebook
+            self._shown = display.display(figure, display_id=True)
+        else:  # a cleared output would lose the bar and messages
+            self._shown.update(figure)
         plt.close(figure)

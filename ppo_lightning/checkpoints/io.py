@@ -17,6 +17,7 @@ from ppo_lightning.checkpoints.file import (
 from ppo_lightning.checkpoints.run import RUN_KEY, complete, run_entries
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils.finite import first_nonfinite
+from ppo_lightning.utils.output import say
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -54,8 +55,7 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             self._failed = False
         except OSError as error:
             self._failed = True
-            message = f"\nNO CHECKPOINT was written to {path}: {error}. Training continues."
-            print(message, file=sys.stderr, flush=True)
+            say(f"NO CHECKPOINT was written to {path}: {error}. Training continues.", sys.stderr)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True

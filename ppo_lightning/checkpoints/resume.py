@@ -70,5 +70,5 @@ def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
     if folder is None:
         return None
     path = Path(folder) / f"{name}.ckpt"
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=False)
     return str(path) if path.exists() else None

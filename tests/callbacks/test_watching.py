@@ -95,8 +95,17 @@ def test_a_notebook_shows_one_picture_at_a_time(fit, monkeypatch):
     import IPython.display
 
     shown = []
-    monkeypatch.setattr(IPython.display, "display", shown.append)
-    monkeypatch.setattr(IPython.display, "clear_output", lambda wait: shown.clear())
+
+    class Handle:
+        def update(self, figure):
+            shown[:] = [figure]
+
+    def display(figure, display_id):
+        assert display_id and not shown, "one output of the cell"
+        shown.append(figure)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
     plot = LivePlot(every=0.0)
     module = fit(SMALL, callbacks=[plot])
     (figure,) = shown
