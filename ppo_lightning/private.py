@@ -5,6 +5,7 @@ this file, too, so that Lightning, whose import takes seconds, is imported in fu
 """
 
 import functools
+import os
 import re
 import signal
 import sys
@@ -38,6 +39,17 @@ LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
+
+
+class EnvSteps(Tensor):
+    """Number of environment steps, which Lightning makes an int32 for the names of checkpoints."""
+
+    def int(self) -> Tensor:
+        """Return all bits."""
+        return self.as_subclass(Tensor)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self
 
 
 def trace_gradients() -> None:
@@ -105,6 +117,15 @@ def replace_defaults(trainer: "Trainer") -> None:
         if isinstance(callback, WeightAveraging):
             # An average has the newest buffers: means of statistics, indices and choices are none of these.
             callback._use_buffers = False
+
+
+def fix_folders(trainer: "Trainer") -> None:
+    """Make the folders of a run absolute, with ``~``, before an environment changes the working directory."""
+    for owner in (trainer, *trainer.loggers):
+        for name in ("_default_root_dir", "_save_dir", "_root_dir"):
+            folder = vars(owner).get(name)
+            if isinstance(folder, str) and "://" not in folder:
+                setattr(owner, name, os.path.abspath(os.path.expanduser(folder)))
 
 
 def requeue_signal(trainer: "Trainer") -> int | None:

@@ -11,6 +11,7 @@ from ppo_lightning.checkpoints.file import (
     BESIDE,
     read_checkpoint,
     remove_beside,
+    user_path,
     write_atomically,
     write_beside,
 )
@@ -49,9 +50,10 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
-            write_beside(checkpoint, Path(path))
-            write_atomically(checkpoint, Path(path))
-            remove_beside(Path(path), keep=checkpoint.get(BESIDE))
+            path = user_path(path)
+            write_beside(checkpoint, path)
+            write_atomically(checkpoint, path)
+            remove_beside(path, keep=checkpoint.get(BESIDE))
             self._failed = False
         except OSError as error:
             self._failed = True

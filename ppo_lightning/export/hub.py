@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from ppo_lightning.checkpoints.agent import is_ours
-from ppo_lightning.checkpoints.file import acting_part
+from ppo_lightning.checkpoints.file import acting_part, user_path
 from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.utils.bundled import ZOO
 
 MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
+LIBRARY = "library_name: ppo_lightning"  # in the card
 RETURN = "charts/episodic_return"
 PARTS = {  # of the card, for each of the files that the folder has
     VIDEO: f'<video controls autoplay loop src="{VIDEO}"></video>',
@@ -56,7 +57,7 @@ def find_model(source: str | Path) -> Path:
     Raises:
         ConfigError: There is nothing of this name, or it has no checkpoint.
     """
-    folder = next((path for path in (Path(source), ZOO / source) if path.is_dir()), None)
+    folder = next((path for path in (user_path(source), ZOO / source) if path.is_dir()), None)
     if folder is None:
         hub = import_extra("huggingface_hub", extra="export")
         try:
@@ -79,8 +80,13 @@ def write_folder(
     ``class_path`` is that of a module of the main program, which its checkpoint does not name.
     """
     hub = import_extra("huggingface_hub", extra="export")
+    folder = user_path(folder)
+    card = folder / "README.md"
+    is_own = card.is_file() and LIBRARY in card.read_text(errors="replace")
+    if card.exists() and not is_own:
+        raise ConfigError(f"{card} is no model card of ppo_lightning: name another folder.")
     write_atomically(acting_part(checkpoint), folder / MODEL)
-    if run.resolve() != folder.resolve():
+    if is_own and run.resolve() != folder.resolve():
         for name in (CURVE, SETTINGS):  # of another agent
             (folder / name).unlink(missing_ok=True)
     videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
@@ -100,7 +106,7 @@ def write_folder(
     task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
     package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", class_path).rpartition(".")
     header = hub.ModelCardData(
-        library_name="ppo_lightning",
+        library_name=LIBRARY.partition(" ")[2],
         tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
         model_name=algorithm,
         eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", value, metric_name=metric)],
@@ -111,7 +117,7 @@ def write_folder(
         "package": "ppo_lightning" if is_ours(package) else package,
         "settings": module_settings(checkpoint),
     } | {"algorithm": algorithm, "env_id": env_id, "repo_id": repo_id}
-    hub.ModelCard.from_template(header, template_str=CARD, **words).save(folder / "README.md")
+    hub.ModelCard.from_template(header, template_str=CARD, **words).save(card)
 
 
 def _draw_curve(metrics: Path, path: Path) -> None:

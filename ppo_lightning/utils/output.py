@@ -1,8 +1,39 @@
-"""Messages during a run."""
+"""Messages during a run, and a standard output that ends none."""
 
-from typing import IO
+import contextlib
+import os
+import sys
+from typing import IO, Any
 
-from tqdm import tqdm
+
+class LastingStream:
+    """Stream that loses text, and raises nothing, on a full disk, in a closed pipe or if it is not Unicode.
+
+    Args:
+        stream: By default, None, text is lost: the process has no such stream.
+
+    Example:
+        >>> sys.stdout = LastingStream(sys.stdout)
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text if possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered if possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def say(message: str, stream: IO[str] | None = None) -> None:
@@ -14,5 +45,7 @@ def say(message: str, stream: IO[str] | None = None) -> None:
         message: One or several lines.
         stream: By default standard output.
     """
+    from tqdm import tqdm
+
     for line in message.splitlines():
-        tqdm.write(line, file=stream)
+        tqdm.write(line, file=stream or sys.stdout)

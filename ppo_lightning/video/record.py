@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
+from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
@@ -148,7 +149,7 @@ def open_video(path: str | Path, fps: float) -> Any:
         ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
     """
     check_output(path)
-    path = Path(path)
+    path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
     return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)

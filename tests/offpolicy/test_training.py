@@ -241,6 +241,12 @@ def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
         first.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"first\.80\.replay is damaged"):
             resume(ckpt_path=folder / "first.ckpt")
+    other = torch.load(last) | {"checkpoint": [1.0, 80]}
+    for stranger in (other, torch.load(last), [1], {"rows": 2}):
+        torch.save(stranger, first)
+        with pytest.raises(ConfigError, match=r"first\.80\.replay (belongs|is damaged)"):
+            resume(ckpt_path=folder / "first.ckpt")
+        assert last_checkpoint(folder) is None
     first.unlink()
     with pytest.raises(ConfigError, match="is missing"):
         resume(ckpt_path=folder / "first.ckpt")
