@@ -21,15 +21,18 @@ class OneLineBar(TQDMProgressBar):
         >>> trainer = L.Trainer(callbacks=[OneLineBar()])
     """
 
+    bar: Any = None
+
     def init_train_tqdm(self) -> Any:
         """Return a bar of text: a widget needs ipywidgets and a front end that shows it."""
-        return tqdm(
+        self.bar = tqdm(
             disable=self.is_disabled,
             file=sys.stdout,
             dynamic_ncols=True,
             smoothing=0,
             bar_format="{desc}|{bar}| {n_fmt}/{total_fmt}{postfix}",
         )
+        return self.bar
 
     def init_validation_tqdm(self) -> Any:
         """Return a bar that shows nothing."""
@@ -52,8 +55,8 @@ class OneLineBar(TQDMProgressBar):
 
     def on_exception(self, *args: Any) -> None:
         """Close the bar, below which messages follow."""
-        if self._train_progress_bar is not None:
-            self.train_progress_bar.close()
+        if self.bar is not None:
+            self.bar.close()
 
 
 def use_one_line(callbacks: list[L.Callback]) -> None:

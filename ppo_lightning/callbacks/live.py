@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 
 from ppo_lightning.errors import import_extra
+from ppo_lightning.utils.output import accessory
 
 SHOWN = {
     "charts/episodic_return": "return",
@@ -30,7 +31,8 @@ class LivePlot(L.Callback):
         self.every = every
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Clear the recorded metrics."""
+        """Clear the recorded metrics, and look for the packages that draw them."""
+        import_extra("matplotlib.pyplot", extra="notebook")
         self.points: dict[str, list[tuple[int, float]]] = {name: [] for name in SHOWN}
         self._drawn = 0.0
         self._shown: Any = None
@@ -45,6 +47,11 @@ class LivePlot(L.Callback):
             self._drawn = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Draw the whole run."""
+        with accessory("The live plot"):
+            self.draw(trainer)
+
+    def draw(self, trainer: L.Trainer) -> None:
         """Replace the plot of the output cell, on rank 0."""
         if not trainer.is_global_zero:
             return

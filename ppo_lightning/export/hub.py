@@ -16,6 +16,7 @@ from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.utils.bundled import ZOO
+from ppo_lightning.utils.output import accessory
 
 MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
 LIBRARY = "library_name: ppo_lightning"  # in the card
@@ -94,7 +95,8 @@ def write_folder(
         with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
             shutil.copyfile(source, folder / name)
     if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
-        _draw_curve(run / "metrics.csv", folder / CURVE)
+        with accessory("The curve of the model card"):
+            _draw_curve(run / "metrics.csv", folder / CURVE)
     metric, results = "return of the last evaluation", checkpoint.get("evaluation")
     if not results:
         metric, returns = "return of the last training episodes", checkpoint["episode_returns"] or [np.nan]

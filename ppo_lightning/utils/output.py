@@ -3,7 +3,11 @@
 import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import IO, Any
+
+from ppo_lightning.errors import first_line
 
 
 class LastingStream:
@@ -34,6 +38,15 @@ class LastingStream:
         """Write what is buffered if possible."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
+
+
+@contextlib.contextmanager
+def accessory(name: str) -> Iterator[None]:
+    """Turn an error of what only shows a run, such as a video, into a warning."""
+    try:
+        yield
+    except Exception as error:  # packages, displays, disks and environments raise many types
+        warnings.warn(f"{name} failed ({type(error).__name__}: {first_line(error)}).", stacklevel=3)
 
 
 def say(message: str, stream: IO[str] | None = None) -> None:

@@ -59,6 +59,9 @@ def record_video(
 
     def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
         picture = picture_of(env)
+        if picture.shape != first.shape:  # a video has one size
+            rows, cols = (np.arange(n) * m // n for n, m in zip(first.shape, picture.shape[:2], strict=False))
+            picture = picture[rows][:, cols]
         if not overlay:
             return picture
         inputs = torch.tensor(observation, device=agent.device)
@@ -78,7 +81,7 @@ def record_video(
     try:
         returns = []
         observation = env.reset_arrays()
-        picture_of(env)  # an environment that cannot be rendered leaves no file
+        first = picture_of(env)  # an environment that cannot be rendered leaves no file
         with open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
