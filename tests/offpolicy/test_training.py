@@ -352,6 +352,35 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert [*map(soft.exploration, (19, 20))] == [None, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("ppo", "change", "lowest"),
+    [
+        (DQN, {}, 0.05),
+        (C51, {}, 0.05),
+        (DQN, {"exploration_fraction": 1.0}, 0.05),
+        (DQN, {"end_e": 0.2}, 0.2),
+    ],
+)
+def test_exploration_of_a_longer_resumed_run_does_not_rise(fit, tmp_path, ppo, change, lowest):
+    """Unless ``end_e`` says so. The second resume is of a run that was longer already."""
+
+    class Spy(ppo):
+        def training_step(self, rollout, batch_idx):
+            seen.append(self.agent.head.exploration)
+            return super().training_step(rollout, batch_idx)
+
+    seen, paths = [], [None, tmp_path / "first.ckpt", tmp_path / "second.ckpt", None]
+    for i, total in enumerate((100, 400, 800)):
+        save = [SaveAfter(paths[i + 1], total // 20)] if i < 2 else []
+        options = {"ckpt_path": paths[i], "callbacks": save}
+        data = CARTPOLE | {"total_timesteps": total}
+        fit(data, Q | {"end_e": 0.05} | (change if i else {}), ppo=Spy, **options)
+        if i == 0:
+            assert seen[0] > 0.5 and seen[-1] == pytest.approx(0.05)
+            seen.clear()
+    assert seen == pytest.approx([lowest] * len(seen))
+
+
 @pytest.mark.parametrize("name", ["DQN", "DDPG", "SAC", "DiscreteSAC"])
 def test_a_loaded_agent_explores_as_the_trained_one(name, trained, tmp_path):
     module, _ = trained(name)
