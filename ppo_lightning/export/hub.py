@@ -14,7 +14,7 @@ from ppo_lightning.checkpoints.agent import is_ours
 from ppo_lightning.checkpoints.file import acting_part, user_path
 from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
-from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.utils.bundled import ZOO
 from ppo_lightning.utils.output import accessory
 
@@ -64,9 +64,12 @@ def find_model(source: str | Path) -> Path:
         try:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[MODEL]))
         except Exception as error:  # network, proxy and server errors have many types
+            agents = [path.parent.relative_to(ZOO).as_posix() for path in sorted(ZOO.rglob(MODEL))]
+            same = {name.rpartition("/")[2]: name for name in reversed(agents)}
+            hint = nearest(str(source), {name: name for name in agents} | same) or " (ppo-lightning recipes)."
             raise ConfigError(
-                f"{source} is neither a folder nor a bundled agent (ppo-lightning recipes), and the download"
-                f" from the Hub failed: {first_line(error)}."
+                f"{source} is neither a folder nor a bundled agent{hint} The download from the Hub failed:"
+                f" {first_line(error)}."
             ) from error
     if not (folder / MODEL).is_file():
         raise ConfigError(f"{source} has no file {MODEL}: give a folder that save_pretrained wrote.")

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ppo_lightning.envs.batched import Copies, begin_with
+from ppo_lightning.envs.contract import fitting
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
@@ -135,10 +136,8 @@ def find_maker(env_id: str) -> Callable[..., Any]:
 
 def _make_game(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
     """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
-    try:
+    with fitting(name, env_kwargs, TypeError, AssertionError):
         game = function(**env_kwargs)
-    except (TypeError, AssertionError) as error:
-        raise ConfigError(f"data.env_kwargs does not fit env_id {name!r}: {first_line(error)}.") from error
     if not is_game(game):
         raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
     is_aec = isinstance(game, import_pettingzoo().AECEnv)

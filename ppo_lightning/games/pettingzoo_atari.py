@@ -8,7 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import Step
-from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.envs.contract import fitting
+from ppo_lightning.errors import ConfigError, import_extra, nearest
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import import_pettingzoo, whole_games
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -155,7 +156,5 @@ def make_game(env_id: str, env_kwargs: dict[str, Any]) -> Any:
         hint = nearest(name, names) or f": they are {', '.join(names)}."
         raise ConfigError(f"env_id {env_id!r} is not an Atari game of PettingZoo{hint}")
     make = import_pettingzoo(f"pettingzoo.atari.{name}").parallel_env
-    try:
+    with fitting(env_id, env_kwargs, TypeError, AssertionError, OSError):
         return make(obs_type="rgb_image", auto_rom_install_path=str(roms), **env_kwargs).unwrapped
-    except (TypeError, AssertionError, OSError) as error:
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
