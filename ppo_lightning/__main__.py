@@ -5,6 +5,7 @@ import os
 import sys
 
 from ppo_lightning.commands.options import run_without_imports
+from ppo_lightning.utils.output import LastingStream
 from ppo_lightning.utils.watch import end_with_the_launcher
 
 
@@ -17,6 +18,7 @@ def main() -> None:
         sys.path.insert(0, os.getcwd())  # modules of the user, as with `python -m`
     if run_without_imports(sys.argv[1:]):
         return
+    sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
     end_with_the_launcher()
     gc.disable()  # imports make no garbage: to look for some takes a fifth of their time
     from ppo_lightning.commands import cli

@@ -6,6 +6,7 @@ this file, too, so that Lightning, whose import takes seconds, is imported in fu
 
 import functools
 import multiprocessing
+import os
 import re
 import signal
 import sys
@@ -41,6 +42,17 @@ InferenceMode: Any = torch._C._InferenceMode  # takes a fifth of the time of tor
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
+
+
+class EnvSteps(Tensor):
+    """Number of environment steps, which Lightning makes an int32 for the names of checkpoints."""
+
+    def int(self) -> Tensor:
+        """Return all bits."""
+        return self.as_subclass(Tensor)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self
 
 
 def trace_gradients() -> None:
@@ -89,18 +101,6 @@ def publish_metrics(trainer: "Trainer", metrics: Mapping[str, Tensor], shown: Ma
     trainer._logger_connector._progress_bar_metrics.update(shown)  # type: ignore[arg-type]
 
 
-def limit_refreshes(bar: Any, rollouts: int) -> None:
-    """Let Lightning's bar refresh every few rollouts, or Rich's twice a second."""
-    from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-
-    if isinstance(bar, TQDMProgressBar):
-        bar._refresh_rate = rollouts
-    if isinstance(bar, RichProgressBar) and bar.progress is not None:
-        thread = bar.progress.live._refresh_thread
-        if thread is not None:  # beside busy processes, its ten refreshes a second take 12 % of the time
-            thread.refresh_per_second = 2
-
-
 def replace_defaults(trainer: "Trainer") -> None:
     """Replace defaults of the Trainer that were made for many short batches.
 
@@ -128,6 +128,15 @@ def replace_defaults(trainer: "Trainer") -> None:
             callback._use_buffers = False
 
 
+def fix_folders(trainer: "Trainer") -> None:
+    """Make the folders of a run absolute, with ``~``, before an environment changes the working directory."""
+    for owner in (trainer, *trainer.loggers):
+        for name in ("_default_root_dir", "_save_dir", "_root_dir"):
+            folder = vars(owner).get(name)
+            if isinstance(folder, str) and "://" not in folder:
+                setattr(owner, name, os.path.abspath(os.path.expanduser(folder)))
+
+
 def requeue_signal(trainer: "Trainer") -> int | None:
     """Return the signal at which Lightning requeues the job, None without SLURM and auto-requeue."""
     from lightning.fabric.plugins.environments import SLURMEnvironment
@@ -144,7 +153,11 @@ def save_and_requeue(trainer: "Trainer", number: int) -> None:
 
 
 def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
-    """Clean up after SIGINT as Lightning does, and raise another end than its ``sys.exit(1)``."""
+    """Clean up after SIGINT as Lightning does, and raise another end than its ``sys.exit(1)``.
+
+    A notebook shows it in one line.
+    """
+    end._render_traceback_ = lambda: [f"{type(end).__name__}: {end}"]  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here on
     for logger in trainer.loggers:
         logger.finalize("failed")

@@ -128,6 +128,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     def configure_callbacks(self) -> list[L.Callback]:
         """Add the guards and, for ``fit``, its callbacks, unless the Trainer has one of that class."""
         trainer: Any = self.trainer
+        private.fix_folders(trainer)
         preflight(trainer, self, trainer.datamodule)  # before Lightning's own checks
         return missing_callbacks(trainer.callbacks, self.fitting)
 

@@ -63,9 +63,9 @@ class RunLog:
         # Text: Rich shows three decimals of any number.
         sps = progress.steps_per_second()
         left = (plan.num_frames - progress.rollout_steps) / sps
-        shown = {"SPS": f"{sps:.0f}", "steps": str(progress.env_steps), "left": f"{left / 60:.1f} min"}
-        if (mean := progress.mean_return) is not None:
-            shown["return"] = f"{mean:{decimals(mean)}}"
+        mean = progress.mean_return  # first: a narrow bar ends early
+        shown = {} if mean is None else {"return": f"{mean:{decimals(mean)}}"}
+        shown |= {"left": f"{left / 60:.1f} min", "SPS": f"{sps:.0f}", "steps": str(progress.env_steps)}
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
         is_last = progress.rollout_steps >= plan.num_frames
         logs = rare or is_last or module.rollouts_done % trainer.log_every_n_steps == 0

@@ -66,7 +66,12 @@ class KLAdaptiveLR(IterationLR):
     def __init__(self, optimizer: torch.optim.Optimizer, desired_kl: float) -> None:
         self.desired_kl = desired_kl
         self.kl_factor = 1.0
-        super().__init__(optimizer, lambda done: self.kl_factor)
+        super().__init__(optimizer, lambda done: self._bounded(self.kl_factor))
+
+    def _bounded(self, factor: float) -> float:
+        """Return the nearest factor with which the learning rate stays between its bounds."""
+        lr = float(self.base_lrs[0])  # of this run, which may resume one with another
+        return min(max(factor, SLOWEST / lr), FASTEST / lr)
 
     def adapt(self, approx_kl: float) -> None:
         """Adapt the factor to the mean approximate KL divergence of an iteration over all ranks."""
@@ -75,8 +80,7 @@ class KLAdaptiveLR(IterationLR):
             step = KL_STEP
         elif approx_kl > 2 * self.desired_kl:
             step = 1 / KL_STEP
-        lr = float(self.base_lrs[0])
-        self.kl_factor = min(max(self.kl_factor * step, SLOWEST / lr), FASTEST / lr)
+        self.kl_factor = self._bounded(self.kl_factor * step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of iterations and the factor."""

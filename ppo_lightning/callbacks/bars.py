@@ -1,18 +1,77 @@
-"""Facts that Lightning's progress bars do not know."""
+"""The progress bar of a run."""
 
 import math
+import sys
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from tqdm import tqdm
 
-from ppo_lightning import private
 from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.rollouts.learner import Learner
 
 
+class OneLineBar(TQDMProgressBar):
+    """Progress bar of one line, for terminals, files and notebooks without further packages.
+
+    It takes the place of the Trainer's default bar. An evaluation, which is one batch, has no bar.
+
+    Example:
+        >>> trainer = L.Trainer(callbacks=[OneLineBar()])
+    """
+
+    bar: Any = None
+
+    def init_train_tqdm(self) -> Any:
+        """Return a bar of text: a widget needs ipywidgets and a front end that shows it."""
+        self.bar = tqdm(
+            disable=self.is_disabled,
+            file=sys.stdout,
+            dynamic_ncols=True,
+            smoothing=0,
+            bar_format="{desc}|{bar}| {n_fmt}/{total_fmt}{postfix}",
+        )
+        return self.bar
+
+    def init_validation_tqdm(self) -> Any:
+        """Return a bar that shows nothing."""
+        return tqdm(disable=True)
+
+    init_test_tqdm = init_sanity_tqdm = init_validation_tqdm
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Show the number of epochs, and refresh twice a second."""
+        rate = pl_module.progress.steps_per_second() / pl_module.data.frames_per_rollout
+        self._refresh_rate = max(1, round(rate / 2))
+        super().on_train_epoch_start(trainer, pl_module)
+        self.train_progress_bar.set_description(
+            f"Epoch {trainer.current_epoch}/{(trainer.max_epochs or 0) - 1}"
+        )
+
+    def get_metrics(self, *args: Any) -> Any:
+        """Return what the bar shows, without the version of the logger."""
+        return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
+
+    def on_exception(self, *args: Any) -> None:
+        """Close the bar, below which messages follow."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def use_one_line(callbacks: list[L.Callback]) -> None:
+    """Replace the Trainer's default bar. It does not tell whether a user gave one with the same settings.
+
+    Rich's bar takes four lines in 80 columns, needs ipywidgets in a notebook, and repeats there what others
+    print until the run ends with a RecursionError.
+    """
+    for index, bar in enumerate(callbacks):
+        if type(bar) in (RichProgressBar, TQDMProgressBar) and vars(bar) == vars(type(bar)()):
+            callbacks[index] = OneLineBar()
+
+
 class BarFacts(QuietCallback):
-    """Callback that tells progress bars the number of epochs, and how often to refresh.
+    """Callback that tells progress bars the number of epochs.
 
     Every fit has this callback, unless the Trainer has one already. ``data.total_timesteps`` ends a run, and
     ``trainer.max_epochs`` is -1, so that a bar would show no end.
@@ -25,8 +84,6 @@ class BarFacts(QuietCallback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Set the number of epochs, which Lightning does not know."""
-        bar = trainer.progress_bar_callback
-        self._own_rate = isinstance(bar, TQDMProgressBar) and bar.refresh_rate != 1
         self._limits_epochs = trainer.max_epochs == -1
         if self._limits_epochs:
             length = max(int(trainer.num_training_batches), 1)
@@ -34,12 +91,6 @@ class BarFacts(QuietCallback):
             # A resumed epoch may have any length; with `max_steps`, Lightning repeats the last one as empty.
             begun = (1 if trainer.max_steps == -1 else 2) if trainer.ckpt_path else 0
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Let bars refresh twice a second: with Rich, a refresh delays a rollout of CartPole by a tenth."""
-        if not self._own_rate:
-            rate = pl_module.progress.steps_per_second() / pl_module.data.frames_per_rollout
-            private.limit_refreshes(trainer.progress_bar_callback, max(1, round(rate / 2)))
 
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Restore the limit, so that the same Trainer can fit again."""

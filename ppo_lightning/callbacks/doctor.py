@@ -14,6 +14,7 @@ from torch.nn import functional
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
+from ppo_lightning.utils.output import accessory, say
 
 ROWS = 512  # rows of a rollout that the checks use
 SATURATED = 3.8  # input whose tanh is 0.999
@@ -68,10 +69,12 @@ class Doctor(L.Callback):
         snapshot = RunSnapshot(pl_module, batch, metrics, self._iterations, self._first_entropy)
         with torch.no_grad():
             for symptom, check in CHECKS.items():
-                if symptom not in self.findings and (finding := check(snapshot)):
-                    self.findings[symptom] = finding
-                    steps = pl_module.env_steps
-                    print(f"\ndoctor, after {steps} environment steps: {symptom}: {finding}", flush=True)
+                if symptom in self.findings:
+                    continue
+                with accessory(f"The doctor's check for {symptom}"):
+                    if finding := check(snapshot):
+                        self.findings[symptom] = finding
+                        say(f"doctor, after {pl_module.env_steps} environment steps: {symptom}: {finding}")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int

@@ -7,6 +7,7 @@ from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.envs.factory import SUCCESS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.utils.output import say
 
 
 class RunEnd(QuietCallback):
@@ -42,6 +43,9 @@ class RunEnd(QuietCallback):
                 f" {'batches' if pl_module.steps_per_rollout == 1 else 'optimizer steps'}: it ended the run"
                 f" after {progress.env_steps} of {progress.env_steps + left} environment steps."
             )
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if left > 0 and (reason := getattr(callback, "stopping_reason_message", None)):
+                say(f"{type(callback).__name__} ended the run: {reason}")
         metrics = trainer.callback_metrics
         infos = [x for x in pl_module.data.factory.log_info if f"charts/{x}" not in metrics and x != SUCCESS]
         if infos and "charts/episodic_return" in metrics:

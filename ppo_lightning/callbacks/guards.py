@@ -25,6 +25,7 @@ from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils import collectives
+from ppo_lightning.utils.output import say
 from ppo_lightning.utils.rounding import tolerance
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
@@ -200,7 +201,7 @@ class LoggerGuard(QuietCallback):
                 forget_writer(logger)  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
                 failure = f"METRICS cannot be written by {type(logger).__name__}: {error}."
-                print(f"\n{failure} Training continues.", file=sys.stderr, flush=True)
+                say(f"{failure} Training continues.", sys.stderr)
             self._failed.add((id(logger), name))
         else:
             self._failed.discard((id(logger), name))

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 
 from ppo_lightning.errors import import_extra
+from ppo_lightning.utils.output import accessory
 
 SHOWN = {
     "charts/episodic_return": "return",
@@ -30,9 +31,11 @@ class LivePlot(L.Callback):
         self.every = every
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Clear the recorded metrics."""
+        """Clear the recorded metrics, and look for the packages that draw them."""
+        import_extra("matplotlib.pyplot", extra="notebook")
         self.points: dict[str, list[tuple[int, float]]] = {name: [] for name in SHOWN}
         self._drawn = 0.0
+        self._shown: Any = None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Record the metrics of an iteration and update the plot."""
@@ -44,6 +47,11 @@ class LivePlot(L.Callback):
             self._drawn = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Draw the whole run."""
+        with accessory("The live plot"):
+            self.draw(trainer)
+
+    def draw(self, trainer: L.Trainer) -> None:
         """Replace the plot of the output cell, on rank 0."""
         if not trainer.is_global_zero:
             return
@@ -56,6 +64,8 @@ class LivePlot(L.Callback):
             axis.set_title(title, fontsize=9)
             axis.tick_params(labelsize=7)
         axes[0].set_xlabel("environment steps", fontsize=8)
-        display.clear_output(wait=True)
-        display.display(figure)
+        if self._shown is None:  # None outside of a notebook
+            self._shown = display.display(figure, display_id=True)
+        else:  # a cleared output would lose the bar and messages
+            self._shown.update(figure)
         plt.close(figure)

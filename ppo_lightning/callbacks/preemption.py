@@ -14,6 +14,7 @@ from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives
+from ppo_lightning.utils.output import say
 from ppo_lightning.utils.watch import end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
@@ -87,16 +88,18 @@ class Preemption(QuietCallback):
         path = save_beside_checkpoints(trainer, "preempted")
         if pl_module.rollouts_done >= pl_module.data.num_rollouts:
             return  # its evaluation and its last checkpoint come next, and a resumed run would have neither
-        saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}), or fit --auto_resume."
+        command = "" if private.INTERACTIVE else ", or fit --auto_resume"
+        saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}){command}."
         if path is None:
             saved = "no checkpoint, without a ModelCheckpoint or room for its file."
         if number == private.requeue_signal(trainer):
             private.save_and_requeue(trainer, number)
+        what = "Interrupted" if interrupted else "Preempted"
+        message = f"{what} after {pl_module.env_steps} environment steps: {saved}"
+        if interrupted and private.INTERACTIVE:  # which shows the message below the bar
+            raise KeyboardInterrupt(message)
         if trainer.is_global_zero:
-            what = "Interrupted" if interrupted else "Preempted"
-            print(f"\n{what} after {pl_module.env_steps} environment steps: {saved}", flush=True)
-        if interrupted and private.INTERACTIVE:
-            raise KeyboardInterrupt
+            say(message)
         raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
     def on_train_end(self, *args: Any) -> None:

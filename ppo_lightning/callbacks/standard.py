@@ -1,10 +1,8 @@
 """The callbacks that every run has."""
 
-from collections.abc import Sequence
-
 import lightning as L
 
-from ppo_lightning.callbacks.bars import BarFacts
+from ppo_lightning.callbacks.bars import BarFacts, use_one_line
 from ppo_lightning.callbacks.ending import RunEnd
 from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
@@ -24,7 +22,8 @@ FIT: tuple[type[L.Callback], ...] = (
 )
 
 
-def missing_callbacks(present: Sequence[L.Callback], fitting: bool) -> list[L.Callback]:
-    """Return the callbacks of a run that are not among those of its Trainer."""
+def missing_callbacks(present: list[L.Callback], fitting: bool) -> list[L.Callback]:
+    """Return the callbacks of a run that its Trainer lacks, and replace the default bar."""
+    use_one_line(present)
     kinds = (*ALWAYS, *FIT) if fitting else ALWAYS
     return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]

@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.output import accessory
 from ppo_lightning.utils.seeding import isolated
 from ppo_lightning.video.record import record_video
 
@@ -58,8 +59,8 @@ class CaptureVideo(L.Callback):
         data.wait()  # the recording uses the global generators, too
         path = Path(folder, "videos", f"step={step}.mp4")
         options: dict[str, Any] = {"seed": data.seed, "overlay": True, "max_frames": self.max_frames}
-        with isolated():
+        with accessory("A video"), isolated():
             record_video(pl_module.agent, data.factory, path, **options)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_video("videos/episode", [str(path)], step=step)
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.log_video("videos/episode", [str(path)], step=step)

@@ -17,6 +17,7 @@ from ppo_lightning.checkpoints.settings import require_known
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.finite import first_nonfinite
 
+PAIR = "checkpoint"  # entry of a file beside a checkpoint: which one
 BESIDE = "beside"  # entry of a checkpoint: the large state until it is written, then the name of its file
 CHECKPOINT = (
     "pytorch-lightning_version",
@@ -32,6 +33,11 @@ CHECKPOINT = (
 ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths", "exploration")
 
 
+def user_path(path: Any) -> Path:
+    """Return a path in which ``~`` is the home directory."""
+    return Path(os.path.expanduser(path))
+
+
 def write_atomically(content: Any, path: Path) -> None:
     """Write to a temporary name in the same folder, and rename. A killed writer leaves one file of each name.
 
@@ -39,6 +45,7 @@ def write_atomically(content: Any, path: Path) -> None:
         OSError: The file cannot be written.
         ConfigError: It would hold objects that :func:`read_checkpoint` refuses.
     """
+    path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.part")
     try:
@@ -87,8 +94,10 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         ConfigError: The file is missing, damaged or of another kind, has non-finite tensors, or names a
             class or setting that this version does not have.
     """
-    if isinstance(source, str | Path) and "://" not in str(source) and not Path(source).is_file():
-        raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
+    if isinstance(source, str | Path) and "://" not in str(source):
+        source = user_path(source)
+        if not source.is_file():
+            raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
     subject = f"ckpt_path {str(source)!r} cannot be read as a checkpoint"
     try:
         opened: Any = nullcontext(source)
@@ -133,7 +142,7 @@ def acting_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 def run_folder(ckpt_path: Any) -> Path:
     """Return the folder of the run that wrote a checkpoint, otherwise the folder of the checkpoint."""
-    folder = Path(str(ckpt_path)).parent
+    folder = user_path(str(ckpt_path)).parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
@@ -148,8 +157,13 @@ def write_beside(checkpoint: dict[str, Any], path: Path) -> None:
     if BESIDE not in checkpoint:
         return
     name = f"{path.stem}.{checkpoint['env_steps']}.replay"
-    write_atomically(checkpoint[BESIDE], path.with_name(name))
+    write_atomically(checkpoint[BESIDE] | {PAIR: _pair(checkpoint)}, path.with_name(name))
     checkpoint[BESIDE] = name
+
+
+def _pair(checkpoint: dict[str, Any]) -> list[float]:
+    """Return what no other checkpoint has: the time at which its run began, and its step."""
+    return [checkpoint.get("begun", 0.0), checkpoint["env_steps"]]
 
 
 def remove_beside(path: Path, keep: Any = None) -> None:
@@ -168,13 +182,18 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
     """
     state = checkpoint.get(BESIDE)
     if isinstance(state, str):
-        file = Path(path).resolve().with_name(Path(state).name)
+        file = user_path(path).resolve().with_name(Path(state).name)
         try:
             require_intact(file)
             # A buffer may take most of the memory: each rank copies its own.
             state = torch.load(file, "cpu", weights_only=True, mmap=True)
+            if not isinstance(state["buffers"], list) or state.get(PAIR, _pair(checkpoint)) != _pair(
+                checkpoint
+            ):
+                raise LookupError
         except Exception as error:  # a damaged file may raise anything
-            reason = "is missing" if isinstance(error, FileNotFoundError) else "is damaged"
+            reasons = {FileNotFoundError: "is missing", LookupError: "belongs to another checkpoint"}
+            reason = reasons.get(type(error), "is damaged")
             raise ConfigError(
                 f"ckpt_path {str(path)!r} cannot resume its run: {file.name} {reason}. Copy this file beside"
                 " the checkpoint, or choose another checkpoint."

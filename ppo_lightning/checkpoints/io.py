@@ -11,12 +11,14 @@ from ppo_lightning.checkpoints.file import (
     BESIDE,
     read_checkpoint,
     remove_beside,
+    user_path,
     write_atomically,
     write_beside,
 )
 from ppo_lightning.checkpoints.run import RUN_KEY, complete, run_entries
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils.finite import first_nonfinite
+from ppo_lightning.utils.output import say
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -48,14 +50,14 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
-            write_beside(checkpoint, Path(path))
-            write_atomically(checkpoint, Path(path))
-            remove_beside(Path(path), keep=checkpoint.get(BESIDE))
+            path = user_path(path)
+            write_beside(checkpoint, path)
+            write_atomically(checkpoint, path)
+            remove_beside(path, keep=checkpoint.get(BESIDE))
             self._failed = False
         except OSError as error:
             self._failed = True
-            message = f"\nNO CHECKPOINT was written to {path}: {error}. Training continues."
-            print(message, file=sys.stderr, flush=True)
+            say(f"NO CHECKPOINT was written to {path}: {error}. Training continues.", sys.stderr)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True

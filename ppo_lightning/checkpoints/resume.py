@@ -1,18 +1,20 @@
 """Save and find the checkpoint to resume from."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning.checkpoints.file import read_beside, read_checkpoint
+from ppo_lightning.checkpoints.file import read_beside, read_checkpoint, user_path
 from ppo_lightning.errors import ConfigError
 
 
 def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) -> str | None:
-    """Return the newest intact checkpoint of all runs in some folders, None if there is none.
+    """Return the last intact checkpoint of the newest run in some folders, None if there is none.
 
     Lightning's ``ckpt_path="last"`` looks in the folder of the new run only. A damaged file is skipped with a
     message on standard error, and one of weights only without.
@@ -27,8 +29,8 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
     """
     if hasattr(env_id, "__qualname__"):  # a function or a class
         env_id = f"{env_id.__module__}.{env_id.__qualname__}"
-    paths = [path for folder in folders or ("lightning_logs",) for path in Path(folder).rglob("*.ckpt")]
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+    paths = [path for folder in folders or ("lightning_logs",) for path in user_path(folder).rglob("*.ckpt")]
+    for path in sorted(filter(Path.is_file, paths), key=_age, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))
             read_beside(checkpoint, path)
@@ -41,6 +43,16 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
         if same_env and (seed is True or seed == checkpoint["seed"]):  # 1 == True
             return str(path)
     return None
+
+
+def _age(path: Path) -> tuple[float, float, float]:
+    """Return when the run of a checkpoint began, its step and, for equal ones, the time of the file."""
+    time = path.stat().st_mtime
+    try:
+        content = torch.load(path, "cpu", weights_only=True, mmap=True)
+        return content.get("begun", path.parent.stat().st_mtime), content["env_steps"], time
+    except Exception:  # a damaged file may raise anything; who reads it says so
+        return time, math.inf, time
 
 
 def folders_of_runs(trainer: Trainer) -> list[Path]:
@@ -70,5 +82,5 @@ def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
     if folder is None:
         return None
     path = Path(folder) / f"{name}.ckpt"
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=False)
     return str(path) if path.exists() else None

@@ -41,6 +41,9 @@ def main(args: Sequence[str]) -> None:
         print(f"default agent: {', '.join(filter(None, words))}")
     except ConfigError as error:
         findings.append(Finding("error", "agent", str(error), "A run needs an agent of your own."))
+    except Exception:
+        if rollout is not None:  # otherwise a finding says it
+            raise
     for finding in findings:
         print(f"\n{finding.severity}: {finding.what}\n    {finding.remedy} [{finding.check}]")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}

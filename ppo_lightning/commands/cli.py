@@ -32,7 +32,7 @@ from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import Threads
 from ppo_lightning.callbacks.guards import FREE_BYTES
 from ppo_lightning.checkpoints.agent import known_class
-from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.file import read_checkpoint, user_path
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
 from ppo_lightning.checkpoints.run import require_same_run
 from ppo_lightning.commands.arguments import Arguments
@@ -138,7 +138,7 @@ class PPOCLI(LightningCLI):
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             settings = logger.init_args
             if settings.get("name") == DEFAULT_NAME:
-                settings.save_dir = str(Path(config.trainer.default_root_dir or "", settings.save_dir))
+                settings.save_dir = str(user_path(config.trainer.default_root_dir or "") / settings.save_dir)
                 settings.name = name
             elif config.name and logger.class_path.endswith(("CSVLogger", "TensorBoardLogger")):
                 settings.name = name  # in a saved configuration, these have the name of its run
@@ -161,7 +161,7 @@ class PPOCLI(LightningCLI):
             config.ckpt_path = path or config.ckpt_path
         if config.ckpt_path == "last":
             raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
-        if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
+        if config.ckpt_path is not None and user_path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             require_same_run(self.datamodule, checkpoint)
             self.config.fit.seed_everything = checkpoint["seed"]  # for `SaveRunConfig`: a run keeps its seed

@@ -31,6 +31,9 @@ from ppo_lightning.spaces.specs import (
     without_text,
 )
 from ppo_lightning.utils.seeding import Stream, derive_seed
+from ppo_lightning.utils.watch import time_limit
+
+CLOSE_SECONDS = 10.0
 
 
 class Copies(NamedTuple):
@@ -348,8 +351,9 @@ class BatchedEnv(EnvBase):
     def _close_envs(self) -> None:
         for env in self.envs if isinstance(self.envs, list | tuple) else [self.envs]:
             try:
-                env.close()
-            except Exception as error:  # the run goes on, or ends with its own error
+                with time_limit(CLOSE_SECONDS):
+                    env.close()
+            except (Exception, SystemExit) as error:  # the run goes on, or ends with its own error
                 warnings.warn(f"{name_of(env)}: close() raised {error!r}.", stacklevel=2)
 
 

@@ -15,6 +15,7 @@ from torchrl.data import Categorical
 from torchrl.envs import EnvBase, SerialEnv
 
 from ppo_lightning.envs.batched import BatchedEnv, untransformed
+from ppo_lightning.envs.contract import place_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.rollout_checks import Finding, Findings, check_rollout, episodes_of
@@ -65,9 +66,10 @@ def check_environment(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        env = factory.make(num_envs)
+        made = False
         try:
-            with contextlib.closing(env):
+            with contextlib.closing(factory.make(num_envs)) as env:
+                made = True
                 rollout = random_play(env, num_steps, 0, seconds)
                 limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
                 findings = [
@@ -80,8 +82,12 @@ def check_environment(
                     *check_interface(env),
                 ]
         except (Exception, SystemExit) as error:
+            if not made and isinstance(error, ConfigError):
+                raise
             notes = " ".join(getattr(error, "__notes__", []))
-            what = f"{type(error).__name__}: {first_line(error).rstrip('.')}. {notes}".rstrip()
+            place = place_of(error)
+            message = f"{type(error).__name__}: {first_line(error).rstrip('.')}{place and f' ({place})'}."
+            what = f"{message} {notes}".rstrip()
             what = str(error) if isinstance(error, ConfigError) else what
             return Examination([Finding("error", "exception", what, "A run would end there.")])
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))

@@ -2,9 +2,12 @@
 
 import contextlib
 import reprlib
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+import gymnasium.envs.registration
 import numpy as np
 from gymnasium import spaces
 
@@ -140,12 +143,29 @@ def require_known(env_id: str, known: Collection[str], what: str, remedy: str) -
 
 
 @contextlib.contextmanager
-def fitting(env_id: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of a constructor into one that names ``data.env_kwargs``."""
+def fitting(env_id: str, env_kwargs: Mapping[str, Any], *errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of a constructor into one that names ``data.env_kwargs``.
+
+    An error from inside a constructor without arguments is its own.
+    """
     try:
         yield
     except errors as error:
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
+        place = place_of(error)
+        if place and not env_kwargs:
+            raise
+        message = f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}"
+        raise ConfigError(f"{message}{place and f' ({place})'}.") from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of an error from below this package and Gymnasium's registration, or nothing."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__context__ is not None:  # Gymnasium raises a TypeError of a constructor again
+        frames += traceback.extract_tb(error.__context__.__traceback__)
+    skipped = str(Path(__file__).parents[1]), gymnasium.envs.registration.__file__
+    inside = [frame for frame in frames if not frame.filename.startswith(skipped)]
+    return f"{Path(inside[-1].filename).name}, line {inside[-1].lineno}" if inside else ""
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:

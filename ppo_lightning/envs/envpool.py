@@ -137,7 +137,7 @@ def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> 
     def make_all(seeds: list[int]) -> Any:
         options = {"num_envs": len(seeds), "num_threads": threads_of(num_threads, len(seeds))}
         options["batch_size"] = len(seeds)  # a rollout needs all environments, not the fastest ones
-        with fitting(env_id, TypeError, ValueError, AssertionError):
+        with fitting(env_id, env_kwargs, TypeError, ValueError, AssertionError):
             return make(env_id, env_type="gymnasium", seed=list(seeds), **options, **env_kwargs)
 
     return make_all

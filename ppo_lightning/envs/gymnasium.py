@@ -314,7 +314,7 @@ def make_registered(env_id: str, /, **env_kwargs: Any) -> gymnasium.Env:
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
         vars(np).setdefault("in1d", np.isin)  # quadrupeds of dm_control 1.0 call it, and NumPy 2.4 lacks it
     try:
-        with fitting(env_id, TypeError, ValueError, AssertionError, OSError):
+        with fitting(env_id, env_kwargs, TypeError, ValueError, AssertionError, OSError):
             return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(

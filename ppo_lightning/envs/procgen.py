@@ -96,7 +96,7 @@ class ProcgenEnv(BatchedEnv):
     def _make(self) -> None:
         self._close_envs()
         seed = int(self._seeds.integers(2**31))
-        with fitting(self.game, Exception):  # Procgen also raises the base class
+        with fitting(self.game, self._options, Exception):  # Procgen also raises the base class
             self.envs = self._procgen.ProcgenGym3Env(
                 num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options
             )

@@ -187,10 +187,9 @@ class GymnasiumVectorEnv(BatchedEnv):
         return None if frames is None or frames[0] is None else np.asarray(frames[0])
 
     def _close_envs(self) -> None:
-        try:
-            self.envs.close()
-        except (EOFError, OSError):  # a worker process has died, and Gymnasium waits for its answer
-            for process in getattr(self.envs.unwrapped, "processes", ()):
+        super()._close_envs()
+        for process in getattr(self.envs.unwrapped, "processes", ()):
+            if process.is_alive():  # it hangs, or another has died and Gymnasium waits for its answer
                 process.kill()
                 process.join()
 
@@ -272,7 +271,8 @@ def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEn
     """
     if copies.render:
         env_kwargs["render_mode"] = "rgb_array"
-    with fitting(env_id, TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error):
+    errors = (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error)
+    with fitting(env_id, env_kwargs, *errors):
         envs = gymnasium.make_vec(env_id, len(copies.seeds), "vector_entry_point", **env_kwargs)
     is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
     return CartPoleEnv(envs, copies.seeds) if is_cartpole else GymnasiumVectorEnv(envs, copies.seeds)

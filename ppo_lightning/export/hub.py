@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from ppo_lightning.checkpoints.agent import is_ours
-from ppo_lightning.checkpoints.file import acting_part
+from ppo_lightning.checkpoints.file import acting_part, user_path
 from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
-from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.utils.bundled import ZOO
+from ppo_lightning.utils.output import accessory
 
 MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
+LIBRARY = "library_name: ppo_lightning"  # in the card
 RETURN = "charts/episodic_return"
 PARTS = {  # of the card, for each of the files that the folder has
     VIDEO: f'<video controls autoplay loop src="{VIDEO}"></video>',
@@ -56,15 +58,18 @@ def find_model(source: str | Path) -> Path:
     Raises:
         ConfigError: There is nothing of this name, or it has no checkpoint.
     """
-    folder = next((path for path in (Path(source), ZOO / source) if path.is_dir()), None)
+    folder = next((path for path in (user_path(source), ZOO / source) if path.is_dir()), None)
     if folder is None:
         hub = import_extra("huggingface_hub", extra="export")
         try:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[MODEL]))
         except Exception as error:  # network, proxy and server errors have many types
+            agents = [path.parent.relative_to(ZOO).as_posix() for path in sorted(ZOO.rglob(MODEL))]
+            same = {name.rpartition("/")[2]: name for name in reversed(agents)}
+            hint = nearest(str(source), {name: name for name in agents} | same) or " (ppo-lightning recipes)."
             raise ConfigError(
-                f"{source} is neither a folder nor a bundled agent (ppo-lightning recipes), and the download"
-                f" from the Hub failed: {first_line(error)}."
+                f"{source} is neither a folder nor a bundled agent{hint} The download from the Hub failed:"
+                f" {first_line(error)}."
             ) from error
     if not (folder / MODEL).is_file():
         raise ConfigError(f"{source} has no file {MODEL}: give a folder that save_pretrained wrote.")
@@ -79,8 +84,13 @@ def write_folder(
     ``class_path`` is that of a module of the main program, which its checkpoint does not name.
     """
     hub = import_extra("huggingface_hub", extra="export")
+    folder = user_path(folder)
+    card = folder / "README.md"
+    is_own = card.is_file() and LIBRARY in card.read_text(errors="replace")
+    if card.exists() and not is_own:
+        raise ConfigError(f"{card} is no model card of ppo_lightning: name another folder.")
     write_atomically(acting_part(checkpoint), folder / MODEL)
-    if run.resolve() != folder.resolve():
+    if is_own and run.resolve() != folder.resolve():
         for name in (CURVE, SETTINGS):  # of another agent
             (folder / name).unlink(missing_ok=True)
     videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
@@ -88,7 +98,8 @@ def write_folder(
         with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
             shutil.copyfile(source, folder / name)
     if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
-        _draw_curve(run / "metrics.csv", folder / CURVE)
+        with accessory("The curve of the model card"):
+            _draw_curve(run / "metrics.csv", folder / CURVE)
     metric, results = "return of the last evaluation", checkpoint.get("evaluation")
     if not results:
         metric, returns = "return of the last training episodes", checkpoint["episode_returns"] or [np.nan]
@@ -100,7 +111,7 @@ def write_folder(
     task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
     package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", class_path).rpartition(".")
     header = hub.ModelCardData(
-        library_name="ppo_lightning",
+        library_name=LIBRARY.partition(" ")[2],
         tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
         model_name=algorithm,
         eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", value, metric_name=metric)],
@@ -111,7 +122,7 @@ def write_folder(
         "package": "ppo_lightning" if is_ours(package) else package,
         "settings": module_settings(checkpoint),
     } | {"algorithm": algorithm, "env_id": env_id, "repo_id": repo_id}
-    hub.ModelCard.from_template(header, template_str=CARD, **words).save(folder / "README.md")
+    hub.ModelCard.from_template(header, template_str=CARD, **words).save(card)
 
 
 def _draw_curve(metrics: Path, path: Path) -> None:

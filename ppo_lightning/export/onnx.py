@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
 
+from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.errors import import_extra
 from ppo_lightning.models import Actor
 from ppo_lightning.models.normalizers import ObservationNormalizer
@@ -94,7 +95,7 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Pat
         >>> to_onnx(module.agent, module.observation_spec, "agent.onnx")
     """
     import_extra("onnxscript", extra="export")
-    path = Path(path)
+    path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     deployed = Deployed(copy.deepcopy(agent).cpu(), observation_spec).eval()
     spec = stored(observation_spec)

@@ -138,7 +138,7 @@ def find_maker(env_id: str) -> Callable[..., Any]:
 
 def _make_game(function: Callable[..., Any], name: str, /, **env_kwargs: Any) -> Any:
     """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
-    with fitting(name, TypeError, AssertionError):
+    with fitting(name, env_kwargs, TypeError, AssertionError):
         game = function(**env_kwargs)
     if not is_game(game):
         raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")

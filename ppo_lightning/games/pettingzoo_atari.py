@@ -154,5 +154,5 @@ def make_game(env_id: str, env_kwargs: dict[str, Any]) -> Any:
     names = [module.name for module in pkgutil.iter_modules(games.__path__) if "_v" in module.name]
     require_known(name, names, "an Atari game of PettingZoo", f"they are {', '.join(names)}")
     make = import_pettingzoo(f"pettingzoo.atari.{name}").parallel_env
-    with fitting(env_id, TypeError, AssertionError, OSError):
+    with fitting(env_id, env_kwargs, TypeError, AssertionError, OSError):
         return make(obs_type="rgb_image", auto_rom_install_path=str(roms), **env_kwargs).unwrapped

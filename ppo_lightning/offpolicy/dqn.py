@@ -158,9 +158,16 @@ class DQN(OffPolicyModule):
         return Delayed(target=self.is_due(step, self.hparams.target_network_frequency))
 
     def exploration(self, step: int) -> float:
-        """Return epsilon."""
+        """Return epsilon. In a longer resumed run, it waits until the schedule has come down to it."""
         share = min(1.0, step / (self.hparams.exploration_fraction * self.data.total_timesteps))
-        return self.hparams.start_e + (self.hparams.end_e - self.hparams.start_e) * share
+        epsilon = self.hparams.start_e + (self.hparams.end_e - self.hparams.start_e) * share
+        reached = 1.0 if self.trainer.ckpt_path is None else self._reached
+        return max(min(epsilon, reached), min(epsilon, self.hparams.end_e))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the run, and remember epsilon."""
+        super().on_load_checkpoint(checkpoint)
+        self._reached = checkpoint.get("exploration", 1.0)
 
     def log_batch(self, metrics: list[Metrics]) -> None:
         """Log the metrics of the updates and epsilon."""

@@ -126,7 +126,14 @@ class EvaluationLoader:
             yield no_episodes(0)
             return
         with isolated():  # also while environments are made
-            env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
+            try:
+                env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
+            except Exception as error:
+                error.add_note(
+                    f"An evaluation makes {shard.count} environments beside those of training"
+                    " (data.eval_episodes; trainer.limit_val_batches 0 for none)."
+                )
+                raise
             try:
                 with self.profiler.profile("evaluate"):
                     episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)

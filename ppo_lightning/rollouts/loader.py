@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from ppo_lightning import private
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.plan import Plan
@@ -56,7 +57,9 @@ class RolloutLoader:
             # Counted before Lightning hands the rollout on: all hooks see the new numbers.
             self.progress.count(rollout, self.plan.frames_per_rollout, self.num_infos)
             # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
-            self.trainer.callback_metrics["step"] = torch.tensor(self.progress.env_steps)
+            self.trainer.callback_metrics["step"] = torch.tensor(self.progress.env_steps).as_subclass(
+                private.EnvSteps
+            )
             if self.progress.rollout_steps >= self.plan.num_frames:
                 self.trainer.should_stop = True  # Lightning validates before it stops
             yield rollout

@@ -28,6 +28,7 @@ class Progress:
         draws: Number of draws of each stream of random numbers since the last rollout was counted.
         finished: Episodes since the last point of the loggers, see :func:`finished_episodes`.
         evaluated_at: Environment steps at the last evaluation of a fit, None before it.
+        begun: Time at which the run began, in seconds since 1970. A resumed run keeps it.
         steps_before: Environment steps at the start of the fit.
 
     Example:
@@ -45,7 +46,7 @@ class Progress:
 
     def reset(self) -> None:
         """Begin a new run."""
-        self.load_state_dict({"env_steps": 0, "episode_returns": ()})
+        self.load_state_dict({"env_steps": 0, "episode_returns": (), "begun": time.time()})
         self.evaluated_at: int | None = None
         self.start()
 
@@ -97,6 +98,7 @@ class Progress:
         return {
             "env_steps": self.env_steps,
             "extra_steps": self.extra_steps,
+            "begun": self.begun,
             "episode_returns": list(self.episode_returns),
             "episode_lengths": list(self.episode_lengths),
         }
@@ -105,6 +107,7 @@ class Progress:
         """Restore what :meth:`state_dict` returned, or a checkpoint with its entries."""
         self.env_steps: int = state_dict["env_steps"]
         self.extra_steps: int = state_dict.get("extra_steps", 0)
+        self.begun: float = state_dict.get("begun", 0.0)  # since version 0.2.0
         self.episode_returns.clear()
         self.episode_returns.extend(state_dict["episode_returns"])
         self.episode_lengths.clear()

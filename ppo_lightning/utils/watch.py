@@ -1,13 +1,17 @@
 """Watchdogs that end hung processes."""
 
+import contextlib
 import ctypes
 import datetime
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 # Multiple of the timeout after which the timer of `faulthandler` ends the process.
 TIMER_FACTOR = 10
@@ -80,8 +84,30 @@ class StepWatch:
         try:
             os.write(2, f"Timeout ({datetime.timedelta(seconds=timeout)})!\n".encode())
             faulthandler.dump_traceback(2)
+            for child in multiprocessing.active_children():  # of a user's vector environment
+                if child.daemon:  # which would end with this process
+                    child.kill()
         finally:  # also if nobody reads standard error
             os._exit(1)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError in a call that takes longer. Only the main thread has a limit."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise TimeoutError(f"no end within {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 # Lightning sets LOCAL_RANK in the launcher, too, but only after this module is imported.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
+from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
@@ -59,6 +60,9 @@ def record_video(
 
     def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
         picture = picture_of(env)
+        if picture.shape != first.shape:  # a video has one size
+            rows, cols = (np.arange(n) * m // n for n, m in zip(first.shape, picture.shape[:2], strict=False))
+            picture = picture[rows][:, cols]
         if not overlay:
             return picture
         inputs = torch.tensor(observation, device=agent.device)
@@ -78,7 +82,7 @@ def record_video(
     try:
         returns = []
         observation = env.reset_arrays()
-        picture_of(env)  # an environment that cannot be rendered leaves no file
+        first = picture_of(env)  # an environment that cannot be rendered leaves no file
         with evaluating(agent), open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
@@ -117,19 +121,19 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
             f"The environment cannot be rendered here ({first_line(error)}): install the package it names,"
             " or, for MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
         ) from error
-    if picture is None:
-        raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
-    if picture.ndim == 2:
+    if picture is not None and picture.ndim == 2:
         picture = picture[..., None]
     if (
-        picture.dtype != np.uint8
+        picture is None
+        or picture.dtype != np.uint8
         or picture.ndim != 3
         or picture.shape[2] not in (1, 3, 4)
         or not picture.size
     ):
+        what = "None" if picture is None else f"{picture.dtype} of shape {list(picture.shape)}"
         raise ConfigError(
-            f"The environment's render() returns {picture.dtype} of shape {list(picture.shape)}: it must"
-            " return a picture of shape [height, width, 3] and dtype uint8."
+            f"The environment's render() returns {what}: with render_mode rgb_array it must return a picture"
+            " of shape [height, width, 3] and dtype uint8."
         )
     return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
@@ -149,7 +153,7 @@ def open_video(path: str | Path, fps: float) -> Any:
         ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
     """
     check_output(path)
-    path = Path(path)
+    path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
     return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)

@@ -109,6 +109,19 @@ def test_a_resumed_run_applies_the_factor_of_its_checkpoint_to_its_own_learning_
     assert resumed.learning_rates == pytest.approx([2e-4 * factor * 1.5**n for n in range(3)])
 
 
+@pytest.mark.parametrize(
+    ("factor", "learning_rate", "used"),
+    [(33.3, 5e-3, 1e-2), (1 / 30, 2e-5, 1e-5), (1.0, 2e-2, 1e-2), (1.0, 1e-6, 1e-5), (2.0, 3e-3, 6e-3)],
+)
+def test_a_restored_factor_stays_within_the_bounds_of_any_learning_rate(factor, learning_rate, used):
+    optimizer = make_optimizer(learning_rate)
+    schedule = KLAdaptiveLR(optimizer, DESIRED_KL)
+    schedule.load_state_dict(schedule.state_dict() | {"kl_factor": factor})
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(used)
+    assert adapt(schedule, DESIRED_KL)[0] == pytest.approx(used)
+
+
 @pytest.mark.parametrize(("desired_kl", "factor"), [(100.0, 1.5), (1e-12, 1 / 1.5)])
 def test_the_measured_kl_adapts_the_learning_rate_and_a_second_fit_starts_anew(
     make_trainer, desired_kl, factor

@@ -1,9 +1,11 @@
 """Callbacks that show a run during training, and the loggers."""
 
+import contextlib
 import json
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
@@ -14,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ppo_lightning import ConfigError
-from ppo_lightning.callbacks import CaptureVideo, LivePlot
+from ppo_lightning.callbacks import CaptureVideo, Doctor, LivePlot
 from ppo_lightning.callbacks.live import SHOWN
 from ppo_lightning.experiments.report import read_csv
 from tests.helpers import weights
@@ -75,7 +77,7 @@ def test_environments_by_a_function_are_recorded_if_they_have_pictures(fit, tmp_
 
     fit(SMALL | {"env_id": make}, callbacks=[CaptureVideo(every=2)])
     assert list(tmp_path.rglob("*.mp4"))
-    with pytest.raises(ConfigError, match="The environment cannot be rendered: it has no picture"):
+    with pytest.raises(ConfigError, match=r"render\(\) returns None"):
         fit(SMALL | {"env_id": lambda: gymnasium.make("CartPole-v1")}, callbacks=[CaptureVideo(every=99)])
 
 
@@ -88,6 +90,54 @@ def test_what_cannot_be_recorded_is_refused(fit):
         CaptureVideo(every=0)
 
 
+class Drawn(CartPoleEnv):
+    """Its pictures become what ``later`` says after a few steps."""
+
+    later: Any = None
+
+    def __init__(self, render_mode="rgb_array"):
+        super().__init__(render_mode=render_mode)
+        self.drawn = 0
+
+    def render(self):
+        self.drawn += 1
+        if self.drawn < 4:
+            return np.zeros((60, 80, 3), np.uint8)
+        if isinstance(self.later, Exception):
+            raise self.later
+        return self.later
+
+
+def fails(*args, **kwargs):
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("callback", "later", "target", "failure"),
+    [
+        (CaptureVideo(every=1), np.zeros((70, 31), np.uint8), None, None),
+        (CaptureVideo(every=1), np.zeros((33, 85, 4), np.uint8), None, None),
+        (CaptureVideo(every=1), RuntimeError("closed"), None, "A video failed .ConfigError: .*closed"),
+        (CaptureVideo(every=1), np.zeros((60, 80, 3)), None, "A video failed .ConfigError: .*float64"),
+        (CaptureVideo(every=1), None, None, "A video failed .ConfigError: .*no picture"),
+        (CaptureVideo(every=1), None, "videos", "A video failed .FileExistsError"),
+        (LivePlot(every=0.0), None, "matplotlib.pyplot.subplots", "The live plot failed .OSError: .*full"),
+        (Doctor(every=1), None, "ppo_lightning.callbacks.doctor.sample_observations", "check for dead"),
+    ],
+)
+def test_what_shows_a_run_does_not_end_it(fit, tmp_path, monkeypatch, callback, later, target, failure):
+    monkeypatch.setattr(Drawn, "later", later)
+    if target == "videos":
+        (tmp_path / target).write_text("")
+    elif target:
+        monkeypatch.setattr(target, fails)
+    warned = pytest.warns(UserWarning, match=failure) if failure else contextlib.nullcontext()
+    with warned:
+        assert fit(SMALL | {"env_id": Drawn}, callbacks=[callback]).env_steps == 64 * 6
+    if failure is None:
+        assert len(list(tmp_path.rglob("*.mp4"))) == 6
+
+
 # Live
 
 
@@ -95,8 +145,17 @@ def test_a_notebook_shows_one_picture_at_a_time(fit, monkeypatch):
     import IPython.display
 
     shown = []
-    monkeypatch.setattr(IPython.display, "display", shown.append)
-    monkeypatch.setattr(IPython.display, "clear_output", lambda wait: shown.clear())
+
+    class Handle:
+        def update(self, figure):
+            shown[:] = [figure]
+
+    def display(figure, display_id):
+        assert display_id and not shown, "one output of the cell"
+        shown.append(figure)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
     plot = LivePlot(every=0.0)
     module = fit(SMALL, callbacks=[plot])
     (figure,) = shown

@@ -11,14 +11,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, last_checkpoint
 from ppo_lightning.checkpoints.file import CHECKPOINT, read_checkpoint, write_atomically
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.video.record import record_video
 from tests.checkpoints.conftest import DATA, MISSING, SMALL
-from tests.helpers import RECIPE, Forked
+from tests.helpers import CARTPOLE, RECIPE, Forked
+
+SHORT = CARTPOLE | {"total_timesteps": 128}
 
 MALICIOUS = "a_module_of_the_attacker"
 
@@ -329,3 +335,84 @@ def test_runs_that_save_in_one_folder_at_once_keep_their_own_weights(tmp_path, m
     monkeypatch.setattr(os, "fsync", lambda _: monkeypatch.undo() or write_atomically(2, tmp_path / "b.ckpt"))
     write_atomically(1, tmp_path / "a.ckpt")
     assert [torch.load(tmp_path / f"{name}.ckpt") for name in "ab"] == [1, 2]
+
+
+# Where files are written, and which one is found
+
+
+@pytest.mark.parametrize(
+    ("write", "file"),
+    [
+        (lambda module: module.trainer.save_checkpoint("~/a.ckpt"), "a.ckpt"),
+        (lambda module: module.save_pretrained("~/agent"), "agent/model.ckpt"),
+        (lambda module: module.to_onnx("~/a.onnx"), "a.onnx"),
+        (lambda module: record_video(module.agent, module.data.factory, "~/a.gif", max_frames=2), "a.gif"),
+    ],
+)
+def test_a_tilde_is_the_home_directory(fit, tmp_path, monkeypatch, write, file):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    write(fit(SHORT))
+    assert (tmp_path / "home" / file).is_file() and not Path("~").exists()
+    if file == "a.ckpt":
+        assert PPO.load_from_checkpoint("~/a.ckpt").env_steps == 128
+        assert last_checkpoint("~") == str(tmp_path / "home/a.ckpt")
+    elif file.endswith("model.ckpt"):
+        assert PPO.from_pretrained("~/agent").env_steps == 128
+
+
+@pytest.mark.parametrize("times", [lambda i: 1.7e9, lambda i: 1.7e9 - i, lambda i: 1.7e9 + i])
+def test_a_copy_does_not_change_which_checkpoint_is_the_newest(fit, tmp_path, times):
+    """The first run has more steps; a link of the copy leads nowhere."""
+    for name, steps in (("first", 192), ("second", 128)):
+        checkpoints = ModelCheckpoint(dirpath=tmp_path / name, save_top_k=-1)
+        data = SHORT | {"rollouts_per_epoch": 1, "total_timesteps": steps}
+        fit(data, enable_checkpointing=True, callbacks=[checkpoints])
+    paths = sorted(tmp_path.rglob("*.ckpt"))
+    assert [path.name for path in paths][-2:] == ["epoch=0-step=64.ckpt", "epoch=1-step=128.ckpt"]
+    (tmp_path / "gone.ckpt").symlink_to(tmp_path / "nowhere.ckpt")
+    for i, path in enumerate(paths):
+        os.utime(path, (times(i), times(i)))
+    assert last_checkpoint(tmp_path) == str(paths[-1])
+
+
+class Away(gymnasium.Wrapper):
+    def reset(self, **options):
+        Path("away").mkdir(exist_ok=True)
+        os.chdir("away")
+        return super().reset(**options)
+
+
+@pytest.mark.parametrize("logger", [CSVLogger("logs"), TensorBoardLogger("logs"), False])
+def test_the_folders_of_a_run_stay_where_it_began(fit, tmp_path, monkeypatch, logger):
+    monkeypatch.chdir(tmp_path)
+    options = {"logger": logger, "enable_checkpointing": True, "default_root_dir": "logs"}
+    fit(SHORT | {"env_id": lambda: Away(gymnasium.make("CartPole-v1"))}, **options)
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= (2 if logger else 1) and {path.parts[0] for path in files} == {"logs"}
+
+
+def test_names_of_checkpoints_hold_steps_beyond_31_bits(fit, tmp_path):
+    class Late(PPO):
+        def on_train_start(self):
+            self.progress.env_steps = self.progress.extra_steps = 3 * 10**10
+
+    checkpoint = ModelCheckpoint(tmp_path, monitor="step", mode="max")
+    fit(SHORT, enable_checkpointing=True, callbacks=[checkpoint], ppo=Late)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=0-step=30000000128.ckpt"]
+    assert read_checkpoint(checkpoint.best_model_path)["env_steps"] == 3 * 10**10 + 128
+
+
+def test_a_folder_with_another_readme_is_left_alone(fit, tmp_path):
+    module = fit(SHORT)
+    for text in (None, "# My project"):
+        (tmp_path / "curve.png").write_text("mine")
+        if text:
+            (tmp_path / "README.md").write_text(text)
+            with pytest.raises(ConfigError, match="is no model card of ppo_lightning"):
+                module.save_pretrained(tmp_path)
+            assert not (tmp_path / "model.ckpt").exists()
+        else:
+            module.save_pretrained(tmp_path)
+            module.save_pretrained(tmp_path)
+            (tmp_path / "model.ckpt").unlink()

@@ -15,9 +15,13 @@ from gymnasium import spaces
 from torchrl.envs import check_env_specs
 
 from ppo_lightning import ConfigError, RolloutDataModule, make_env
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.batched import BatchedEnv, Step
+from ppo_lightning.envs.conformance import check_environment
+from ppo_lightning.envs.contract import place_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
+from ppo_lightning.games.make import _make_game
 from ppo_lightning.utils.seeding import derive_seed
 from tests.environments import Counter
 from tests.helpers import needs_dm_control
@@ -410,3 +414,38 @@ def test_a_part_that_misses_a_player_is_named(fit, part):
 
     with pytest.raises(ConfigError, match="the player 'a' left the game without"):
         fit(TRAINS | {"env_id": Missing})
+
+
+# Constructors
+
+
+class Broken(gymnasium.Env):
+    def __init__(self, error=None, size=3):
+        raise (error or self.error)
+
+
+ERRORS = [ValueError("bad map"), TypeError("a None"), AssertionError("no"), OSError(2, "no file")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("backend", ["gymnasium", "vectorized", "pettingzoo"])
+def test_an_error_inside_a_constructor_is_its_own(monkeypatch, error, backend):
+    monkeypatch.setattr(Broken, "error", error, raising=False)
+    gymnasium.register("Broken-v0", entry_point=Broken, vector_entry_point=lambda num_envs: Broken())
+    try:
+        with pytest.raises(type(error)) as raised:
+            if backend == "pettingzoo":
+                _make_game(Broken, "Broken-v0")
+            make_env("Broken-v0", 2, backend)
+        assert not isinstance(raised.value, ConfigError) and "env_kwargs" not in str(raised.value)
+        assert place_of(raised.value).startswith("test_gymnasium.py, line ")
+        (finding,) = check_environment(EnvFactory("Broken-v0"), 2).findings
+        assert "(test_gymnasium.py, line " in finding.what and type(error).__name__ in finding.what
+        start = "does not fit env_id 'Broken-v0': "
+        with pytest.raises(ConfigError, match=rf"{start}.*\(test_gymnasium.py, line \d+\)"):
+            make_env("Broken-v0", 2, env_kwargs={"error": error})
+        with pytest.raises(ConfigError, match=rf"{start}.*'wind'") as refused:
+            make_env("Broken-v0", 2, env_kwargs={"wind": 1})
+        assert "test_gymnasium.py" not in str(refused.value)
+    finally:
+        del gymnasium.registry["Broken-v0"]

@@ -241,6 +241,12 @@ def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
         first.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"first\.80\.replay is damaged"):
             resume(ckpt_path=folder / "first.ckpt")
+    other = torch.load(last) | {"checkpoint": [1.0, 80]}
+    for stranger in (other, torch.load(last), [1], {"rows": 2}):
+        torch.save(stranger, first)
+        with pytest.raises(ConfigError, match=r"first\.80\.replay (belongs|is damaged)"):
+            resume(ckpt_path=folder / "first.ckpt")
+        assert last_checkpoint(folder) is None
     first.unlink()
     with pytest.raises(ConfigError, match="is missing"):
         resume(ckpt_path=folder / "first.ckpt")
@@ -364,6 +370,35 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert module.agent.head.exploration == pytest.approx(0.1)
     soft, _ = trained("SAC")
     assert [*map(soft.exploration, (19, 20))] == [None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("ppo", "change", "lowest"),
+    [
+        (DQN, {}, 0.05),
+        (C51, {}, 0.05),
+        (DQN, {"exploration_fraction": 1.0}, 0.05),
+        (DQN, {"end_e": 0.2}, 0.2),
+    ],
+)
+def test_exploration_of_a_longer_resumed_run_does_not_rise(fit, tmp_path, ppo, change, lowest):
+    """Unless ``end_e`` says so. The second resume is of a run that was longer already."""
+
+    class Spy(ppo):
+        def training_step(self, rollout, batch_idx):
+            seen.append(self.agent.head.exploration)
+            return super().training_step(rollout, batch_idx)
+
+    seen, paths = [], [None, tmp_path / "first.ckpt", tmp_path / "second.ckpt", None]
+    for i, total in enumerate((100, 400, 800)):
+        save = [SaveAfter(paths[i + 1], total // 20)] if i < 2 else []
+        options = {"ckpt_path": paths[i], "callbacks": save}
+        data = CARTPOLE | {"total_timesteps": total}
+        fit(data, Q | {"end_e": 0.05} | (change if i else {}), ppo=Spy, **options)
+        if i == 0:
+            assert seen[0] > 0.5 and seen[-1] == pytest.approx(0.05)
+            seen.clear()
+    assert seen == pytest.approx([lowest] * len(seen))
 
 
 @pytest.mark.parametrize("name", ["DQN", "DDPG", "SAC", "DiscreteSAC"])

@@ -5,6 +5,7 @@ import functools
 import gc
 import re
 import sys
+import time
 import traceback
 from typing import ClassVar
 
@@ -739,11 +740,49 @@ def test_a_mask_that_reset_lacks_is_refused(fit, num_workers):
 
 class Unclosable(Plain):
     def close(self):
-        raise OSError("the simulator is gone")
+        time.sleep(30) if self.error is None else self.fail()
+
+    def fail(self):
+        raise self.error
 
 
-def test_an_environment_that_cannot_be_closed_ends_no_run(fit):
-    said = r"close\(\) raised OSError\('the simulator is gone'\)"
-    with pytest.warns(UserWarning, match=said):
-        module = fit(SMALL | {"env_id": Unclosable, "eval_episodes": 1}, limit_val_batches=1)
+class UnclosableVector(gym.vector.SyncVectorEnv):
+    def close(self, **options):
+        Unclosable.close(self)
+
+    fail = Unclosable.fail
+
+
+@pytest.mark.parametrize("kind", ["single", "vector", "late vector"])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError("gone"), r"OSError\('gone'\)"), (SystemExit(3), r"SystemExit\(3\)"), (None, "TimeoutError")],
+)
+def test_an_environment_that_cannot_be_closed_ends_no_run(fit, monkeypatch, kind, error, said):
+    monkeypatch.setattr("ppo_lightning.envs.batched.CLOSE_SECONDS", 0.1)
+    for unclosable in (Unclosable, UnclosableVector):
+        monkeypatch.setattr(unclosable, "error", error, raising=False)
+    mode = gym.vector.AutoresetMode.NEXT_STEP if kind == "late vector" else gym.vector.AutoresetMode.DISABLED
+
+    def make(num_envs):
+        return UnclosableVector([Plain] * num_envs, autoreset_mode=mode)
+
+    env = {"env_id": Unclosable if kind == "single" else make}
+    with pytest.warns(UserWarning, match=rf"close\(\) raised {said}"):
+        module = fit(SMALL | env | {"eval_episodes": 1}, limit_val_batches=1)
     assert module.env_steps == 96
+
+
+def test_environments_that_only_training_may_have_are_explained(fit):
+    class Licensed(Plain):
+        alive = 0
+
+        def __init__(self):
+            super().__init__()
+            Licensed.alive += 1
+            if Licensed.alive > 4:
+                raise RuntimeError("no licence left")
+
+    with pytest.raises(RuntimeError, match="no licence left") as raised:
+        fit(SMALL | {"env_id": Licensed, "eval_episodes": 3}, limit_val_batches=1)
+    assert any("data.eval_episodes" in note for note in raised.value.__notes__)

@@ -15,10 +15,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
+from tqdm import tqdm
 
 import ppo_lightning
 from ppo_lightning import PPG, PPO, RolloutDataModule
-from ppo_lightning.callbacks import Preemption, RunSummary, Threads
+from ppo_lightning.callbacks import Doctor, Preemption, RunSummary, Threads
+from ppo_lightning.callbacks.bars import OneLineBar
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO, RunCheckpointIO
 from ppo_lightning.experiments.report import read_csv
@@ -110,23 +112,35 @@ def test_every_progress_bar_shows_return_throughput_and_steps(fit):
     assert shown["left"] == "0.0 min"
 
 
-class Refreshes(L.Callback):
-    """Notes how often the bar of Rich refreshes at the end of the run."""
-
-    def on_train_end(self, trainer, pl_module):
-        progress = getattr(trainer.progress_bar_callback, "progress", None)
-        self.per_second = progress and progress.live._refresh_thread.refresh_per_second
-
-
-def test_bars_of_lightning_refresh_twice_a_second(fit):
-    """Beside busy processes, ten refreshes of Rich a second take 12 % of the time."""
-    data, refreshes = SMALL | {"total_timesteps": 32 * 25, "rollouts_per_epoch": 10}, Refreshes()
-    bars = [TQDMProgressBar(), TQDMProgressBar(refresh_rate=2), RichProgressBar()]
-    for bar in bars:
-        fit(data, MODEL, callbacks=[bar, refreshes], enable_progress_bar=True)
-    assert bars[0].refresh_rate > 2
-    assert bars[1].refresh_rate == 2, "the user's"
-    assert refreshes.per_second == 2
+@pytest.mark.parametrize(
+    ("bar", "kind"),
+    [
+        ([], OneLineBar),
+        ([TQDMProgressBar()], OneLineBar),
+        ([RichProgressBar()], OneLineBar),
+        ([TQDMProgressBar(refresh_rate=2)], TQDMProgressBar),
+        ([RichProgressBar(leave=True)], RichProgressBar),
+    ],
+)
+def test_the_default_bar_is_one_line_in_80_columns(fit, capsys, monkeypatch, bar, kind):
+    monkeypatch.setattr("ppo_lightning.callbacks.bars.tqdm", functools.partial(tqdm, ncols=80))
+    data = SMALL | {"total_timesteps": 32 * 25, "rollouts_per_epoch": 10}
+    doctor = Doctor(every=1)
+    module = fit(data, MODEL | {"learning_rate": 0.5}, callbacks=[*bar, doctor], enable_progress_bar=True)
+    used = module.trainer.progress_bar_callback
+    assert type(used) is kind
+    if kind is TQDMProgressBar:
+        assert used.refresh_rate == 2, "the user's"
+    if kind is OneLineBar:
+        assert used.refresh_rate > 2, "twice a second"
+        output = capsys.readouterr().out
+        bars = [line for line in re.split("[\r\n]+", output) if line.startswith("Epoch")]
+        assert max(map(len, bars)) <= 80
+        assert "Epoch 2/2" in bars[-1] and ", return=" in bars[-1] and "steps=800" in bars[-1]
+        assert doctor.findings and all(
+            f"steps: {name}: {text}\n" in output for name, text in doctor.findings.items()
+        )
+        assert "Validation" not in output and "v_num" not in output
 
 
 class Epochs(L.Callback):

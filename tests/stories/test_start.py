@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,17 @@ def test_every_exported_name_can_be_imported(room):
         assert getattr(package, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'quux'"):
         _ = package.quux
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("target", "coding"), [("/dev/full", "utf-8"), ("out", "ascii")])
+def test_a_full_or_ascii_standard_output_ends_no_run(tmp_path, target, coding):
+    flags = ["--data.total_timesteps", "128", "--data.num_envs", "2", "--data.num_steps", "32"]
+    command = [sys.executable, "-m", "ppo_lightning", "fit", *flags, "--trainer.accelerator", "cpu"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": coding}
+    with open(Path(tmp_path, target), "w") as output:
+        result = subprocess.run(
+            command, cwd=tmp_path, env=env, stdout=output, stderr=subprocess.PIPE, text=True, timeout=200
+        )
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.rglob("*.ckpt"))
