@@ -108,7 +108,7 @@ def test_gray_pictures_and_pictures_with_transparency_are_recorded(trained, tmp_
     ids=["float", "two channels", "list", "text", "empty"],
 )
 def test_what_is_no_picture_ends_in_one_sentence(trained, tmp_path, picture):
-    with pytest.raises(ConfigError, match=r"render\(\) returns .*: with render_mode rgb_array it must return a picture"):
+    with pytest.raises(ConfigError, match=r"render\(\) returns .*: with render_mode rgb_array it must"):
         record_video(trained[0].agent, EnvFactory(lambda: Painted(picture)), tmp_path / "video.mp4")
     assert not (tmp_path / "video.mp4").exists()
 
