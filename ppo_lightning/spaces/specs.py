@@ -134,10 +134,10 @@ def inner_bound(space: spaces.Box, end: Literal["low", "high"], dtype: np.dtype)
         return np.asarray(
             np.minimum(bound, np.uint64(2**63 - 1)) if bound.dtype == np.uint64 else bound, dtype
         )
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         rounded = np.asarray(bound, dtype)
-    outside = rounded < bound if end == "low" else rounded > bound
-    return np.where(outside, np.nextafter(rounded, dtype.type(np.inf if end == "low" else -np.inf)), rounded)
+        inner = np.nextafter(rounded, dtype.type(np.inf if end == "low" else -np.inf))
+    return np.where(rounded < bound if end == "low" else rounded > bound, inner, rounded)
 
 
 def unsupported(space: spaces.Space) -> ConfigError:

@@ -97,7 +97,8 @@ def test_one_sentence_names_the_transform_that_does_not_work(fit, transforms):
 
 
 def test_the_settings_of_a_run_name_its_transforms():
-    assert "StepCounter" in RolloutDataModule(transforms=[t.StepCounter(10)]).hparams["transforms"][0]
+    (named,) = RolloutDataModule(transforms=[t.StepCounter(10)]).hparams["transforms"]
+    assert named["class_path"].endswith("StepCounter")
 
 
 def test_a_vectorized_environment_of_fixed_size_takes_transforms(fit):

@@ -21,7 +21,8 @@ def rollout(*ends):
     return TensorDict({"next": TensorDict(following, [1, len(ends)])}, [1, len(ends)])
 
 
-def test_rollouts_and_extra_steps_are_counted_and_restored():
+def test_rollouts_and_extra_steps_are_counted_and_restored(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 7.0)
     progress = Progress()
     progress.count_extra(5)
     progress.count(rollout(None, (3, 7), None, (1, 2)), frames=4)
@@ -30,6 +31,7 @@ def test_rollouts_and_extra_steps_are_counted_and_restored():
     assert progress.state_dict() == {
         "env_steps": 9,
         "extra_steps": 5,
+        "begun": 7.0,
         "episode_returns": [3, 1],
         "episode_lengths": [7, 2],
     }
