@@ -54,6 +54,9 @@ class EnvSteps(Tensor):
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:  # files and other processes get a plain tensor
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
 
 def trace_gradients() -> None:
     """Let graphs contain ``torch.autograd.grad``, so that a loss and its Adam step are one graph."""

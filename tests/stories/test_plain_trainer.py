@@ -402,7 +402,8 @@ def test_the_stop_button_of_a_notebook_saves_and_raises_keyboard_interrupt(tmp_p
 
         def show(message):
             nonlocal said
-            before, said = said, said + message["content"].get("text", "")
+            content = message["content"]
+            before, said = said, said + content.get("text", content.get("evalue", ""))
             if stop_at in said and stop_at not in before:
                 manager.interrupt_kernel()
 
