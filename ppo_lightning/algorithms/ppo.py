@@ -296,8 +296,10 @@ class PPO(AgentModule):
         means = mean_of(metrics) if metrics else {}
         values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
         value, target, weight = (rollout.get(key, None) for key in ("state_value", "value_target", "weight"))
-        errors = torch.stack([target.flatten(), (target - value).flatten()])
-        pooled = over_ranks(errors, None if weight is None else weight.flatten())
+        pooled = None
+        if collectives.world_size() > 1:
+            errors = torch.stack([target.flatten(), (target - value).flatten()])
+            pooled = over_ranks(errors, None if weight is None else weight.flatten())
         values["losses/explained_variance"] = losses.explained_variance(value, target, weight, pooled)
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.progress.steps_per_second()

@@ -4,7 +4,7 @@ import copy
 import functools
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -211,7 +211,7 @@ class BatchedEnv(EnvBase):
         env = self.envs[0] if isinstance(self.envs, list) else self.envs
         # Seconds per step. The metadata of dm_control environments is wrong.
         dt = getattr(env.unwrapped, "dt", None)
-        return min(float(1 / dt if dt else (env.metadata or {}).get("render_fps") or 30), 60.0)
+        return min(float(1 / dt if dt else metadata_of(env).get("render_fps") or 30), 60.0)
 
     def final_infos(self, done: np.ndarray) -> np.ndarray:
         """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
@@ -373,10 +373,14 @@ def set_attribute(env: Any, name: str, value: Any) -> None:
         raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
 
 
+def metadata_of(env: Any) -> Mapping[str, Any]:
+    """Return the metadata of an environment, which may have none."""
+    return getattr(env, "metadata", None) or {}
+
+
 def name_of(env: Any) -> str:
     """Return the id or name of an environment of Gymnasium or PettingZoo, or the name of its class."""
-    metadata = getattr(env, "metadata", None) or {}
-    name = getattr(getattr(env, "spec", None), "id", None) or metadata.get("name")
+    name = getattr(getattr(env, "spec", None), "id", None) or metadata_of(env).get("name")
     return name if isinstance(name, str) else type(getattr(env, "unwrapped", env)).__name__
 
 

@@ -19,7 +19,7 @@ from ppo_lightning.utils.bundled import ZOO
 from ppo_lightning.utils.output import accessory
 
 MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
-LIBRARY = "library_name: ppo_lightning"  # in the card
+LIBRARY = "ppo_lightning"  # the `library_name` of our cards
 RETURN = "charts/episodic_return"
 PARTS = {  # of the card, for each of the files that the folder has
     VIDEO: f'<video controls autoplay loop src="{VIDEO}"></video>',
@@ -86,7 +86,7 @@ def write_folder(
     hub = import_extra("huggingface_hub", extra="export")
     folder = user_path(folder)
     card = folder / "README.md"
-    is_own = card.is_file() and LIBRARY in card.read_text(errors="replace")
+    is_own = card.is_file() and f"library_name: {LIBRARY}" in card.read_text(errors="replace")
     if card.exists() and not is_own:
         raise ConfigError(f"{card} is no model card of ppo_lightning: name another folder.")
     write_atomically(acting_part(checkpoint), folder / MODEL)
@@ -111,7 +111,7 @@ def write_folder(
     task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
     package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", class_path).rpartition(".")
     header = hub.ModelCardData(
-        library_name=LIBRARY.partition(" ")[2],
+        library_name=LIBRARY,
         tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
         model_name=algorithm,
         eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", value, metric_name=metric)],

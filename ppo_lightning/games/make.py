@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ppo_lightning.envs.batched import Copies, begin_with
+from ppo_lightning.envs.batched import Copies, begin_with, metadata_of
 from ppo_lightning.envs.contract import fitting
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.games.env import GameEnv
@@ -143,6 +143,6 @@ def _make_game(function: Callable[..., Any], name: str, /, **env_kwargs: Any) ->
     if not is_game(game):
         raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
     is_aec = isinstance(game, import_pettingzoo().AECEnv)
-    if is_aec and (getattr(game, "metadata", None) or {}).get("is_parallelizable", False):
+    if is_aec and metadata_of(game).get("is_parallelizable", False):
         return import_pettingzoo("pettingzoo.utils.conversions").aec_to_parallel(game)
     return game

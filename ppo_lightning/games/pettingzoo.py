@@ -1,14 +1,14 @@
 """PettingZoo games in which all players act at once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import Step, name_of, require_distinct
+from ppo_lightning.envs.batched import Step, metadata_of, name_of, require_distinct
 from ppo_lightning.envs.contract import check_parts, check_step, reraise
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.games.env import GameEnv
@@ -47,14 +47,14 @@ class ParallelGamesEnv(GameEnv):
     def __init__(self, make: Callable[[], Any], seeds: list[int], /, *, state: bool = False) -> None:
         first = make()
         self._name = name_of(first)
-        if not (getattr(first, "metadata", None) or {}).get("is_parallelizable", True):
+        if not metadata_of(first).get("is_parallelizable", True):
             raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
         self._players = players_of(first)
         self.num_players = len(self._players)
         seeds = whole_games(seeds, self.num_players)
         num_games = len(seeds) // self.num_players
         space: Any
-        space, actions = common_spaces(first, self._name)
+        space, actions = common_spaces(first, self._players, self._name)
         self._has_state = state
         self._in_dict = isinstance(space, spaces.Dict)
         if state:
@@ -177,9 +177,9 @@ def players_of(env: Any) -> list[Any]:
     return list(players)
 
 
-def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
+def common_spaces(env: Any, players: Sequence[Any], name: str) -> tuple[spaces.Space, spaces.Space]:
     """Return the observation and action space of all players, which must not differ."""
-    first, *others = players_of(env)
+    first, *others = players
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
             if space_of(first) != space_of(other):

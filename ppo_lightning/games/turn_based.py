@@ -219,7 +219,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         self._players = players_of(first)
         require_two(len(self._players), self._name)
         views: Any
-        views, actions = common_spaces(first, self._name)
+        views, actions = common_spaces(first, self._players, self._name)
         has_mask = isinstance(views, spaces.Dict) and set(views) == {MASK, "observation"}
         if not has_mask or not isinstance(actions, spaces.Discrete):
             raise ConfigError(
