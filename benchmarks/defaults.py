@@ -273,10 +273,24 @@ CANDIDATES = {
     "epochs_20": changed("more updates from each step", update_epochs=20),
     "minibatch_64": changed("Stable-Baselines3's size: twice as many updates", num_minibatches=16),
     "minibatch_256": changed("half as many updates: less time", num_minibatches=4),
+    "value_clipping": changed("today's setting", clip_vloss=True),
     "raw_observations": changed("what the normalization of observations is for", norm_obs=False),
     "raw_rewards": changed("what the scaling of rewards is for", norm_reward=False),
 }
-ARMS = {"today": Arm("the defaults of 03b7cb3"), **CANDIDATES}
+TODAY = Arm(
+    "the defaults of 03b7cb3, those of CleanRL's ppo.py",
+    {
+        "learning_rate": 2.5e-4,
+        "num_minibatches": 4,
+        "update_epochs": 4,
+        "clip_vloss": True,
+        "ent_coef": 0.01,
+        "norm_reward": False,
+    },
+    {"num_envs": 4, "num_steps": 128},
+    {"norm_obs": False},
+)
+ARMS = {"today": TODAY, **CANDIDATES, "defaults": Arm("what a user gets who sets nothing")}
 PEER = "stable-baselines3"
 # The off-policy algorithms with their defaults, on tasks with actions of their kind.
 OFF_POLICY = {

@@ -16,9 +16,13 @@ from lightning.fabric.utilities import registry
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
+from ppo_lightning.algorithms.defaults import CLEANRL, SHORT_RUNS
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS
 from tests.helpers import Runs, SaveAfter, require_same
 
 torch.set_num_threads(1)
+# Most tests have rollouts of a few steps, which few minibatches can split.
+OWN_NUM_ENVS, PPO.default_num_envs, PPO.defaults = PPO.default_num_envs, DEFAULT_NUM_ENVS, CLEANRL
 # Each Trainer looks for callbacks in the metadata of all installed packages: a sixth of a short run.
 registry.entry_points = functools.cache(registry.entry_points)
 with contextlib.suppress(ImportError):  # the extra "export"
@@ -63,6 +67,13 @@ def train(make_trainer, data=None, model=None, seed=1, ppo=PPO, ckpt_path=None, 
     module, datamodule = ppo(**model or {}), RolloutDataModule(**data or {})
     make_trainer(**options).fit(module, datamodule, ckpt_path=ckpt_path)
     return module
+
+
+@pytest.fixture
+def own_defaults(monkeypatch):
+    """Give PPO the defaults that users get."""
+    monkeypatch.setattr(PPO, "defaults", SHORT_RUNS)
+    monkeypatch.setattr(PPO, "default_num_envs", OWN_NUM_ENVS)
 
 
 @pytest.fixture

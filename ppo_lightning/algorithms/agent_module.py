@@ -28,7 +28,7 @@ from ppo_lightning.export.pretrained import Pretrained
 from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_STEPS, RolloutDataModule
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS, DEFAULT_NUM_STEPS, RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
@@ -53,6 +53,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     """
 
     agent_kind: ClassVar[type[Actor]] = Actor  # what the algorithm trains
+    default_num_envs: ClassVar[int] = DEFAULT_NUM_ENVS  # for `data.num_envs`
     default_num_steps: ClassVar[int] = DEFAULT_NUM_STEPS  # for `data.num_steps`
     agent: Actor
     hparams: AttributeDict
@@ -107,6 +108,9 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant, whose parameters it adds to :meth:`trainable_parameters`."""
 
+    def settle(self, specs: Specs) -> None:
+        """Choose the settings that were left out. The agent does not exist yet."""
+
     def refusals(self) -> Iterator[str]:
         """Yield a sentence for each setting that the algorithm cannot train with, and for such an agent.
 
@@ -145,6 +149,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         with initial_weights(self.data.seed):
             is_new = self.agent is None
             if is_new:
+                self.settle(specs)
                 self.agent = make_agent(self.make_agent, *specs, self.agent_kind)
             recipe = agent_to_plain(self.agent, *specs)
             if is_new:

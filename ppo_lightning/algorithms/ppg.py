@@ -20,6 +20,7 @@ from ppo_lightning.algorithms.minibatches import (
     split_epoch,
     with_weight,
 )
+from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs
@@ -28,6 +29,7 @@ from ppo_lightning.models import Evaluation
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -62,6 +64,9 @@ class PPG(PPO):
     """
 
     auxiliary_critic: nn.Module
+
+    defaults = CLEANRL
+    default_num_envs = DEFAULT_NUM_ENVS
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.defaults import SHORT_RUNS, Defaults, settle, settle_for
 from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
@@ -31,12 +32,12 @@ from ppo_lightning.algorithms.schedule import (
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import Network, choose_agent
-from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import Stream
@@ -48,6 +49,20 @@ class PPO(AgentModule):
     Variants override ``advantages``, ``shuffled``, ``minibatches``, ``evaluate``, ``loss`` or
     ``end_iteration``. The base class :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds,
     evaluates and saves the agent.
+
+    What is left out (None) has a value for short runs, and for pictures, RecurrentPPO, PPG, RND and SelfPlay
+    that of CleanRL's ``ppo.py``. The start of a run prints the values.
+
+    | setting | short runs | CleanRL |
+    |---|---|---|
+    | ``learning_rate`` | 1e-3 | 2.5e-4 |
+    | ``num_minibatches`` | 8 | 4 |
+    | ``update_epochs`` | 10 | 4 |
+    | ``clip_vloss`` | false | true |
+    | ``ent_coef`` | 0 | 0.01 |
+    | ``norm_reward`` | true | false |
+    | ``norm_obs`` of the default agent | true | false |
+    | ``data.num_envs`` | 8 | 4, pictures 8 |
 
     Args:
         learning_rate: Initial learning rate of Adam.
@@ -106,26 +121,28 @@ class PPO(AgentModule):
     )
     agent: ActorCritic
     agent_kind = ActorCritic
+    defaults: ClassVar[Defaults] = SHORT_RUNS
+    default_num_envs = 8
 
     def __init__(
         self,
-        learning_rate: Annotated[float, Range(1e-15)] = 2.5e-4,
+        learning_rate: Annotated[float | None, Range(1e-15)] = None,
         anneal_lr: bool = True,
         desired_kl: Annotated[float | None, Range(1e-12)] = None,
         gamma: Annotated[float, Range(0, 1)] = 0.99,
         gae_lambda: Annotated[float, Range(0, 1)] = 0.95,
-        num_minibatches: Annotated[int, Range(1)] = 4,
-        update_epochs: Annotated[int, Range(1)] = 4,
+        num_minibatches: Annotated[int | None, Range(1)] = None,
+        update_epochs: Annotated[int | None, Range(1)] = None,
         norm_adv: bool = True,
         clip_coef: Annotated[float, Range(1e-6, math.inf)] = 0.2,
         anneal_clip_coef: bool = False,
-        clip_vloss: bool = True,
-        ent_coef: Annotated[float, Range(-math.inf)] = 0.01,
+        clip_vloss: bool | None = None,
+        ent_coef: Annotated[float | None, Range(-math.inf)] = None,
         vf_coef: Annotated[float, Range(0)] = 0.5,
         max_grad_norm: Annotated[float, Range(1e-6, math.inf)] = 0.5,
         target_kl: Annotated[float | None, Range(1e-12)] = None,
         adam_eps: Annotated[float, Range(1e-30)] = 1e-5,
-        norm_reward: bool = False,
+        norm_reward: bool | None = None,
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
@@ -141,11 +158,15 @@ class PPO(AgentModule):
         super().__init__(choose_agent(agent, actor, critic))
         self.save_hyperparameters(ignore=["agent", "actor", "critic"])
         self.automatic_optimization = False
-        # detail P2
-        self.reward_scaler = RewardScaler(gamma) if norm_reward else None
+        self.left_out = [name for name in Defaults._fields if self.hparams.get(name, 0) is None]
+        settle(self, self.defaults)
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
+
+    def settle(self, specs: Specs) -> None:
+        """Choose the settings that were left out, by the observations."""
+        settle_for(self, specs)
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration on a rollout [N, T]."""

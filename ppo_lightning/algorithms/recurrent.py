@@ -6,8 +6,10 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.algorithms import checks
 from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
+from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.models import Evaluation
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS
 from ppo_lightning.rollouts.storage import episode_starts
 
 
@@ -27,6 +29,9 @@ class RecurrentPPO(PPO):
         >>> agent = functools.partial(MLPAgent, memory="lstm")
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
+
+    defaults = CLEANRL
+    default_num_envs = DEFAULT_NUM_ENVS
 
     def refusals(self) -> Iterator[str]:
         """Yield the numbers of minibatches and the agents with which RecurrentPPO cannot train."""

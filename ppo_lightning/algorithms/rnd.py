@@ -16,6 +16,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.minibatches import Minibatch
+from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import ActorCritic, Evaluation
@@ -23,7 +24,7 @@ from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
-from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS, RolloutDataModule
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.storage import in_parts
 from ppo_lightning.spaces.pictures import is_picture, read_picture
@@ -63,6 +64,8 @@ class RND(PPO):
     """
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
+    defaults = CLEANRL
+    default_num_envs = DEFAULT_NUM_ENVS
 
     def __init__(
         self,

@@ -61,11 +61,11 @@ class RunLog:
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         # Text: Rich shows three decimals of any number.
-        sps = progress.steps_per_second()
-        left = (plan.num_frames - progress.rollout_steps) / sps
+        left = progress.seconds_left(plan.num_frames - progress.rollout_steps)
         mean = progress.mean_return  # first: a narrow bar ends early
         shown = {} if mean is None else {"return": f"{mean:{decimals(mean)}}"}
-        shown |= {"left": f"{left / 60:.1f} min", "SPS": f"{sps:.0f}", "steps": str(progress.env_steps)}
+        shown |= {"left": "?" if left is None else f"{left / 60:.1f} min"}
+        shown |= {"SPS": f"{progress.steps_per_second():.0f}", "steps": str(progress.env_steps)}
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
         is_last = progress.rollout_steps >= plan.num_frames
         logs = rare or is_last or module.rollouts_done % trainer.log_every_n_steps == 0

@@ -34,6 +34,10 @@ class RunSummary(QuietCallback):
             entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
+            if chosen := {name: pl_module.hparams[name] for name in getattr(pl_module, "left_out", ())}:
+                data = pl_module.data
+                chosen |= {"data.num_envs": data.num_envs, "data.num_steps": data.num_steps}
+                print("chosen:", ", ".join(f"{name} {value}" for name, value in chosen.items()))
             if (start := getattr(pl_module, "learning_starts", 0)) > pl_module.env_steps:
                 print(f"learning starts after {start} environment steps")
             shares = [getattr(trainer, x, 0) for x in ("val_check_interval", "limit_train_batches")]

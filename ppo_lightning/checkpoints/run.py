@@ -21,6 +21,7 @@ from ppo_lightning.checkpoints.settings import MAKERS, require_known
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.utils.output import say
 from ppo_lightning.utils.seeding import initial_weights
 
 RUN_KEY = "returned"  # in the weights that a started process returns: the entries of `run_entries`
@@ -81,6 +82,8 @@ def restore(module: Any, checkpoint: dict[str, Any]) -> None:
     check_same_state(saved=checkpoint["state_dict"], current=module.state_dict(), changes=changes)
     if module.fitting:
         require_same_run(module.data, checkpoint)
+        if changes and module.trainer.is_global_zero:
+            say(f"The resumed run has other settings: {changes}.")
         module.data.seed = seed = checkpoint["seed"]  # the random numbers continue
         if (given := os.environ.get("PL_GLOBAL_SEED")) not in (None, str(seed)):
             rank_zero_warn(f"The resumed run keeps its seed, {seed}: {given} has no effect.")

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 from tensordict import TensorDictBase
 
+from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.games.players import Player, agent_player, make_player
 from ppo_lightning.games.tournament import probe_game, rate, round_robin
+from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -34,6 +36,9 @@ class SelfPlay(PPO):
         >>> data = RolloutDataModule("ConnectFour-v1", "envpool", num_envs=64, total_timesteps=2_000_000)
         >>> L.Trainer(accelerator="cpu").fit(SelfPlay(gamma=1.0), data)
     """
+
+    defaults = CLEANRL
+    default_num_envs = DEFAULT_NUM_ENVS
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from ppo_lightning.spaces.pictures import is_picture
 class DefaultAgent(MLPAgent):
     """The agent that fits the observations: a :class:`CNNAgent` for a picture, otherwise an MLPAgent.
 
-    The arguments are those of :class:`MLPAgent`.
+    The arguments are those of :class:`MLPAgent`. Without ``norm_obs``, the algorithm chooses.
 
     Raises:
         ConfigError: The observations are a picture, and CNNAgent lacks an argument.
@@ -29,8 +29,16 @@ class DefaultAgent(MLPAgent):
 
     # A class and no function, because the command line reads the arguments of `model.agent` from a class. As
     # this returns no DefaultAgent, Python does not call `__init__`.
-    def __new__(cls, observation_spec: TensorSpec, action_spec: TensorSpec, **arguments: Any) -> ActorCritic:
+    def __new__(
+        cls,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        norm_obs: bool | None = None,
+        **arguments: Any,
+    ) -> ActorCritic:
         """Make a CNNAgent or an MLPAgent."""
+        if norm_obs is not None:
+            arguments["norm_obs"] = norm_obs
         if not is_picture(observation_spec):
             return MLPAgent(observation_spec, action_spec, **arguments)
         known = inspect.signature(CNNAgent).parameters
@@ -50,4 +58,8 @@ def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     defaults = inspect.signature(MLPAgent).parameters
     values = {name: tuple(x) if isinstance(x, list) else x for name, x in arguments.items()}
-    return {name: x for name, x in values.items() if name not in defaults or x != defaults[name].default}
+    return {
+        name: x
+        for name, x in values.items()
+        if name not in defaults or x not in (None, defaults[name].default)
+    }

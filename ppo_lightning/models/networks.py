@@ -254,12 +254,12 @@ def choose_agent(agent: Callable[..., Any], actor: Any, critic: Any) -> Callable
     """Return what makes the agent: ``agent``, or the actor and the critic if they are given."""
     if actor is None and critic is None:
         return agent
-    if _class_of(agent) is not DefaultAgent or changed(getattr(agent, "keywords", {})):
+    if class_of(agent) is not DefaultAgent or changed(getattr(agent, "keywords", {})):
         raise ConfigError("model.agent and model.actor are both given: remove one of them.")
     return functools.partial(NetworkAgent, actor=actor, critic=critic)
 
 
-def _class_of(maker: Any) -> type | None:
+def class_of(maker: Any) -> type | None:
     """Return the class that is made, also of ``functools.partial``, to which the command line passes it."""
     parts = (maker.func, *maker.args) if isinstance(maker, functools.partial) else (maker,)
     return next((part for part in parts if isinstance(part, type)), None)
@@ -267,7 +267,7 @@ def _class_of(maker: Any) -> type | None:
 
 def _to_plain(network: Any) -> dict[str, Any] | None:
     """Describe a class and its arguments in plain types; None if a checkpoint cannot rebuild the network."""
-    if (made := _class_of(network)) is None:
+    if (made := class_of(network)) is None:
         return None
     try:
         arguments = json.loads(json.dumps(getattr(network, "keywords", {})))

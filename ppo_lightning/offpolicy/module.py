@@ -112,6 +112,8 @@ class OffPolicyModule(AgentModule):
                 update(minibatch, self.delayed(step))
                 for minibatch, step in zip(self.minibatches(len(steps)), steps, strict=True)
             ]
+            if not steps and self.env_steps <= self.learning_starts:
+                self.progress.learn_from_here()
             optimizer: Any = self.optimizers()
             with counted_step(optimizer[0] if isinstance(optimizer, list) else optimizer):
                 pass  # callbacks save only if `trainer.global_step` has grown
@@ -317,14 +319,14 @@ class OffPolicyModule(AgentModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
+        if self.fitting and self._derives_start:
+            self.hparams.learning_starts = checkpoint["hyper_parameters"]["learning_starts"]
         super().on_load_checkpoint(checkpoint)
         if "exploration" in checkpoint:  # agents of older ones act greedily
             self.agent.head.exploration = checkpoint["exploration"]
         if not self.fitting:
             return
         assert self.trainer.ckpt_path is not None
-        if self._derives_start:
-            self.hparams.learning_starts = checkpoint["hyper_parameters"]["learning_starts"]
         saved = read_beside(checkpoint, self.trainer.ckpt_path)
         buffers = saved["buffers"] if saved else []
         if [buffer.get("sizes") for buffer in buffers] == [self.buffer.sizes] * self.trainer.world_size:

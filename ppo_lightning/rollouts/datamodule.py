@@ -32,7 +32,9 @@ from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments, copied
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
 
-DEFAULT_NUM_STEPS = 128  # of algorithms that do not state another number
+# Of algorithms that do not state other numbers
+DEFAULT_NUM_ENVS = 4
+DEFAULT_NUM_STEPS = 128
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
@@ -49,7 +51,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
             Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` those of PettingZoo.
-        num_envs: Number of environments, of all ranks together.
+        num_envs: Number of environments, of all ranks together. None: as the algorithm has it, for PPO 8.
         num_steps: Steps of each environment in a rollout. None: 128, for off-policy algorithms 10.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
@@ -87,7 +89,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self,
         env_id: str | Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv] = "CartPole-v1",
         backend: Backend = "gymnasium",
-        num_envs: Annotated[int, Range(1)] = 4,
+        num_envs: Annotated[int | None, Range(1)] = None,
         num_steps: Annotated[int | None, Range(1)] = None,
         total_timesteps: Annotated[int, Range(1)] = 500_000,
         rollouts_per_epoch: Annotated[int | None, Range(1)] = None,
@@ -125,7 +127,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.total_timesteps = total_timesteps
         self.step_timeout = step_timeout
         self.overlap = overlap
-        self.num_envs = num_envs
         self.progress = Progress()  # that of the module, from the first stage on
         self._rollouts_per_epoch = rollouts_per_epoch
         self._time_limit: int | None = None  # of the environments, once they exist
@@ -163,6 +164,12 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.progress.reset()
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, of all ranks: as given, or as the algorithm has it."""
+        module = getattr(self._trainer, "lightning_module", None)
+        return self.hparams["num_envs"] or getattr(module, "default_num_envs", DEFAULT_NUM_ENVS)
 
     @property
     def num_steps(self) -> int:

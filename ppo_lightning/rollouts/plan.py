@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE
 
-EPOCHS = 20  # of a run, by default
+EPOCHS, FEWEST_EPOCHS = 20, 5  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
 UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
 
@@ -52,13 +52,16 @@ class Plan:
 
     @property
     def rollouts_per_epoch(self) -> int:
-        """Rollouts in an epoch: by default a twentieth of the run, more if evaluations would take long."""
+        """Rollouts in an epoch: by default a twentieth of the run, more if evaluations would take long.
+
+        There are five evaluations of two episodes if these take a fifth of the steps at most.
+        """
         if self.given_rollouts is not None:
             return self.given_rollouts
-        epochs = EPOCHS
-        if self.given_episodes is None:
-            epochs = min(epochs, max(self.affordable_episodes // FEWEST_EPISODES, 1))
-        return math.ceil(self.num_rollouts / epochs)
+        tenth, fifth = (self.affordable_episodes(share) // FEWEST_EPISODES for share in (10, 5))
+        epochs = EPOCHS if self.given_episodes is not None else min(max(tenth, 1), EPOCHS)
+        rollouts = math.ceil(self.num_rollouts / epochs)
+        return min(rollouts, max(self.num_rollouts // FEWEST_EPOCHS, 1)) if fifth >= FEWEST_EPOCHS else rollouts
 
     @property
     def eval_episodes(self) -> int:
@@ -66,11 +69,10 @@ class Plan:
         if self.given_episodes is not None:
             return self.given_episodes
         epochs = math.ceil(self.num_rollouts / self.rollouts_per_epoch)
-        return min(max(self.affordable_episodes // epochs, FEWEST_EPISODES), EVAL_EPISODES)
+        return min(max(self.affordable_episodes(10) // epochs, FEWEST_EPISODES), EVAL_EPISODES)
 
-    @property
-    def affordable_episodes(self) -> int:
-        """Episodes that take a tenth of the steps of the run, if all reach their time limit."""
+    def affordable_episodes(self, share: int) -> int:
+        """Return the episodes that take 1 / ``share`` of the run's steps, if all reach their time limit."""
         # An evaluation collects so many steps at once, also after the end of its episodes.
         limit = STEPS_AT_ONCE * math.ceil((self.time_limit or UNKNOWN_TIME_LIMIT) / STEPS_AT_ONCE)
-        return self.num_frames // (10 * limit)
+        return self.num_frames // (share * limit)

@@ -56,6 +56,17 @@ class Progress:
         self.finished: list[Tensor] = []
         self.draws.clear()
         self._started = time.perf_counter()
+        self.learn_from_here()
+
+    def learn_from_here(self) -> None:
+        """Estimate the time that is left from the steps after this one, which learning accompanies."""
+        self._learning = self.env_steps, time.perf_counter()
+
+    def seconds_left(self, steps: int) -> float | None:
+        """Return the seconds that further environment steps take, None before the first with learning."""
+        first, since = self._learning
+        done = self.env_steps - first
+        return steps * (time.perf_counter() - since) / done if done else None
 
     def count(self, rollout: TensorDictBase, frames: int, num_infos: int = 0) -> None:
         """Count a rollout [N, T] of this rank. This is a collective.

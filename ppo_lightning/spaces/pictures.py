@@ -59,6 +59,11 @@ def is_picture(spec: TensorSpec) -> bool:
     return is_box and spec.ndim > 1 and sorted(spec.shape)[-2] >= SMALLEST_PICTURE
 
 
+def has_picture(spec: TensorSpec) -> bool:
+    """Return whether an observation is a picture, or a dictionary with one."""
+    return any(map(has_picture, spec.values())) if isinstance(spec, Composite) else is_picture(spec)
+
+
 def read_picture(spec: TensorSpec) -> Picture:
     """Return the reading of a picture's axes.
 

@@ -1,0 +1,133 @@
+"""Settings that a user leaves out."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from ppo_lightning import PPG, PPO, RND, RPO, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
+from ppo_lightning.algorithms.defaults import CLEANRL, SHORT_RUNS
+from ppo_lightning.models.default import DefaultAgent
+from ppo_lightning.spaces.specs import mask_columns, stored
+from tests.environments import Parts
+
+pytestmark = pytest.mark.usefixtures("own_defaults")
+SMALL = {"num_steps": 16, "total_timesteps": 128}
+
+
+class Shown(gym.Env):
+    """One step of random observations of a space."""
+
+    def __init__(self, space):
+        self.observation_space, self.action_space = space, gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, True, False, {}
+
+
+PICTURE = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+def fields(module):
+    """Return the hyperparameters of a module that a user may leave out."""
+    return {name: module.hparams[name] for name in SHORT_RUNS._fields if name in module.hparams}
+
+
+def values(defaults, **others):
+    return {name: value for name, value in defaults._asdict().items() if name != "norm_obs"} | others
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (PPO, values(SHORT_RUNS)),
+        (RPO, values(SHORT_RUNS)),
+        (functools.partial(PPO, learning_rate=0.1, clip_vloss=True),
+         values(SHORT_RUNS, learning_rate=0.1, clip_vloss=True)),
+        (RecurrentPPO, values(CLEANRL)),
+        (PPG, values(CLEANRL, update_epochs=1)),
+        (RND, values(CLEANRL)),
+        (SelfPlay, values(CLEANRL)),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_has_the_value_of_the_algorithm(make, expected):
+    assert fields(make()) == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (VECTOR, SHORT_RUNS),
+        (gym.spaces.Discrete(3), SHORT_RUNS),
+        (PICTURE, CLEANRL),
+        (gym.spaces.Dict({"camera": PICTURE, "speed": VECTOR}), CLEANRL),
+    ],
+)
+def test_pictures_have_those_of_cleanrl(fit, space, expected):
+    module = fit({"env_id": functools.partial(Shown, space), **SMALL})
+    assert fields(module) == values(expected)
+    assert (module.reward_scaler is not None) == expected.norm_reward
+    assert module.data.num_envs == 8
+
+
+def test_a_value_of_the_user_stays_on_pictures(fit):
+    module = fit({"env_id": functools.partial(Shown, PICTURE), **SMALL}, {"learning_rate": 0.1})
+    assert fields(module) == values(CLEANRL, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])])
+def test_one_hot_columns_are_not_normalized(fit, space):
+    module = fit({"env_id": functools.partial(Shown, space), **SMALL})
+    rows = torch.ones(2, *stored(module.observation_spec).shape)
+    assert torch.equal(module.agent.normalize(rows), rows)
+
+
+def test_masks_are_not_normalized(fit):
+    module = fit({"env_id": Parts, **SMALL})
+    rows = torch.ones(2, *stored(module.observation_spec).shape)
+    mask, normalized = mask_columns(module.observation_spec), module.agent.normalize(rows)
+    assert torch.equal(normalized[:, mask], rows[:, mask])
+    assert not torch.equal(normalized, rows)
+
+
+def test_an_agent_of_the_user_is_left_alone(fit):
+    assert fit(SMALL, {"agent": MLPAgent}).agent.normalizer is None
+    assert fit(SMALL, {"agent": functools.partial(DefaultAgent, norm_obs=False)}).agent.normalizer is None
+    wide = fit(SMALL, {"agent": functools.partial(DefaultAgent, hidden_sizes=[8])}).agent
+    assert wide.normalizer is not None
+
+
+def test_a_checkpoint_has_the_numbers(fit, tmp_path):
+    first = fit({"env_id": functools.partial(Shown, PICTURE), **SMALL})
+    first.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
+    assert {name: saved[name] for name in values(CLEANRL)} == values(CLEANRL)
+    assert fields(PPO.load_from_checkpoint(tmp_path / "a.ckpt")) == values(CLEANRL)
+
+
+def test_an_agent_without_statistics_loads_as_it_was(fit, tmp_path):
+    module = fit(SMALL, {"agent": MLPAgent})
+    module.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert PPO.load_from_checkpoint(tmp_path / "a.ckpt").agent.normalizer is None
+
+
+def test_the_number_of_environments_is_that_of_the_algorithm(fit):
+    assert RolloutDataModule().num_envs == 4
+    assert fit({"num_steps": 16, "total_timesteps": 64}, ppo=RND).data.num_envs == 4
+    assert fit({"num_steps": 16, "num_envs": 2, "total_timesteps": 64}).data.num_envs == 2
+
+
+def test_the_start_and_a_resumed_run_name_settings(fit, tmp_path, capsys):
+    first = fit(SMALL, {"ent_coef": 0.5})
+    assert "chosen: learning_rate 0.001, num_minibatches 8, update_epochs 10" in capsys.readouterr().out
+    first.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    fit(SMALL | {"total_timesteps": 256}, ckpt_path=tmp_path / "a.ckpt")
+    assert "model.ent_coef was 0.5 in the run and is 0.0 now" in capsys.readouterr().out
