@@ -1,5 +1,7 @@
 """What a run has done, and the numbers that follow from its settings."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -52,6 +54,18 @@ def test_draws_are_numbered_within_a_rollout():
     assert progress.draws["shuffle"] == 0
 
 
+def test_the_time_left_follows_from_the_steps_with_learning(monkeypatch):
+    clock = iter([3.0, 5.0])
+    progress = Progress()
+    stopped = SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr("ppo_lightning.rollouts.progress.time", stopped)
+    progress.count(rollout(None), frames=1000)  # random actions, which take no time
+    progress.learn_from_here()
+    assert progress.seconds_left(50) is None
+    progress.count(rollout(None), frames=10)
+    assert progress.seconds_left(50) == 10.0  # two for ten steps
+
+
 class Seen(L.Callback):
     """Recorder of the count when a rollout begins and ends."""
 
@@ -84,6 +98,7 @@ def test_callbacks_see_the_new_count_and_a_second_fit_counts_from_zero(make_trai
         (Plan(64, 128, 409_600, time_limit=10), 3, 10),
         (Plan(4, 128, 20_000, time_limit=500), 39, 3),
         (Plan(4, 128, 20_000), 39, 2),
+        (Plan(4, 128, 50_000, time_limit=500), 19, 2),  # at least five evaluations
         (Plan(4, 128, 20_000, given_rollouts=39, given_episodes=4), 39, 4),
         (Plan(4, 128, 20_000, given_episodes=4), 2, 4),
         (Plan(4, 128, 20_000, given_rollouts=5, time_limit=200), 5, 2),
