@@ -29,7 +29,7 @@ from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS, DEFAULT_NUM_STEPS, RolloutDataModule
-from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
+from ppo_lightning.rollouts.evaluation import pooled_statistics
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
@@ -202,17 +202,12 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         if self.fitting:
             self.progress.evaluated_at = self.env_steps
-        names = self.data.factory.log_info
-        no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
-        episodes.setdefault("info", no_info)  # the same keys on all ranks
-        played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         prefix = "test" if self.trainer.testing else "eval"
-        results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
-        results |= info_means(prefix, played["info"], names, results)
+        results = pooled_statistics(prefix, episodes, self.data.factory.log_info)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,
-            batch_size=len(played["episode_reward"]),
+            batch_size=1,
             sync_dist=True,
             sync_dist_group=collectives.cpu_group(),
         )

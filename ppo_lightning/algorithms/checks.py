@@ -220,6 +220,17 @@ def of_turns(module: Any) -> Iterator[str]:
         )
 
 
+def of_updates(module: Any) -> Iterator[str]:
+    """Yield two schedules of the learning rate, and minibatches of one step."""
+    if module.hparams.desired_kl is not None and module.hparams.anneal_lr:
+        yield "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
+    if module.minibatch_size == 1 and module.hparams.norm_adv:
+        yield (
+            f"model.num_minibatches = {module.hparams.num_minibatches} makes minibatches of one step, whose"
+            " advantage cannot be normalized: lower it, or collect more steps."
+        )
+
+
 def of_steps(module: Any) -> Iterator[str]:
     """Yield numbers of minibatches that do not divide the steps of a rollout."""
     if not module.fitting:
@@ -233,11 +244,7 @@ def of_steps(module: Any) -> Iterator[str]:
             f"{names} = {steps} is not divisible by model.num_minibatches = {count}: change one of these"
             " numbers."
         )
-    if module.minibatch_size == 1 and module.hparams.norm_adv:
-        yield (
-            f"model.num_minibatches = {count} makes minibatches of one step, whose advantage cannot be"
-            " normalized: lower it, or collect more steps."
-        )
+    yield from of_updates(module)
 
 
 def of_sequences(module: Any) -> Iterator[str]:
@@ -258,11 +265,7 @@ def of_sequences(module: Any) -> Iterator[str]:
             f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be split"
             f" into model.num_minibatches = {count} minibatches: change one of the two."
         )
-    if module.minibatch_size == 1 and module.hparams.norm_adv:
-        yield (
-            f"model.num_minibatches = {count} makes minibatches of one step, whose advantage cannot be"
-            " normalized: lower it, or collect more steps."
-        )
+    yield from of_updates(module)
 
 
 def of_phases(module: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms import checks, losses
+from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
@@ -20,7 +21,6 @@ from ppo_lightning.algorithms.minibatches import (
     split_epoch,
     with_weight,
 )
-from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs

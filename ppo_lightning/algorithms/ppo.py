@@ -32,8 +32,6 @@ from ppo_lightning.algorithms.schedule import (
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
-from ppo_lightning.envs.specs import Specs
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.default import DefaultAgent
@@ -50,19 +48,10 @@ class PPO(AgentModule):
     ``end_iteration``. The base class :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds,
     evaluates and saves the agent.
 
-    What is left out (None) has a value for short runs, and for pictures, RecurrentPPO, PPG, RND and SelfPlay
-    that of CleanRL's ``ppo.py``. The start of a run prints the values.
-
-    | setting | short runs | CleanRL |
-    |---|---|---|
-    | ``learning_rate`` | 1e-3 | 2.5e-4 |
-    | ``num_minibatches`` | 8 | 4 |
-    | ``update_epochs`` | 10 | 4 |
-    | ``clip_vloss`` | false | true |
-    | ``ent_coef`` | 0 | 0.01 |
-    | ``norm_reward`` | true | false |
-    | ``norm_obs`` of the default agent | true | false |
-    | ``data.num_envs`` | 8 | 4, pictures 8 |
+    What is left out (None) has a value for short runs: ``learning_rate`` 1e-3, ``num_minibatches`` 8,
+    ``update_epochs`` 10, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true, ``norm_obs`` of the
+    default agent true, ``data.num_envs`` 8. Pictures, RecurrentPPO, PPG, RND and SelfPlay have those of
+    CleanRL's ``ppo.py``: 2.5e-4, 4, 4, true, 0.01, false, false, 4 (pictures 8). A run prints its values.
 
     Args:
         learning_rate: Initial learning rate of Adam.
@@ -123,6 +112,7 @@ class PPO(AgentModule):
     agent_kind = ActorCritic
     defaults: ClassVar[Defaults] = SHORT_RUNS
     default_num_envs = 8
+    settle = settle_for
 
     def __init__(
         self,
@@ -151,10 +141,6 @@ class PPO(AgentModule):
         critic: Network | None = None,
     ) -> None:
         check_arguments(PPO.__init__, locals(), "model")
-        if desired_kl is not None and anneal_lr:
-            raise ConfigError(
-                "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
-            )
         super().__init__(choose_agent(agent, actor, critic))
         self.save_hyperparameters(ignore=["agent", "actor", "critic"])
         self.automatic_optimization = False
@@ -163,10 +149,6 @@ class PPO(AgentModule):
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
-
-    def settle(self, specs: Specs) -> None:
-        """Choose the settings that were left out, by the observations."""
-        settle_for(self, specs)
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration on a rollout [N, T]."""

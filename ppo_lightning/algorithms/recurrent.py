@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from tensordict import TensorDictBase
 
 from ppo_lightning.algorithms import checks
-from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
 from ppo_lightning.algorithms.defaults import CLEANRL
+from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.models import Evaluation
 from ppo_lightning.rollouts.datamodule import DEFAULT_NUM_ENVS

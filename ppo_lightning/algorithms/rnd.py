@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
-from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.defaults import CLEANRL
+from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import ActorCritic, Evaluation

@@ -12,6 +12,7 @@ from torchrl.envs import EnvBase
 from ppo_lightning.envs.factory import SUCCESS, EnvFactory
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.seeding import Shard, isolated
 
 MAX_EPISODE_STEPS = 30_000
@@ -64,6 +65,21 @@ def evaluate(
             )
             break
     return episodes
+
+
+def pooled_statistics(prefix: str, episodes: TensorDictBase, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the metrics of the episodes of all ranks, of which this one has ``episodes`` [E]; a collective.
+
+    Args:
+        prefix: Of the names of the metrics.
+        episodes: ``episode_reward`` and ``step_count`` [E], and ``info`` [E, names] if there is any.
+        names: Names of the infos.
+    """
+    no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
+    episodes.setdefault("info", no_info)  # the same keys on all ranks
+    played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+    results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
+    return results | info_means(prefix, played["info"], names, results)
 
 
 def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -61,7 +61,9 @@ class Plan:
         tenth, fifth = (self.affordable_episodes(share) // FEWEST_EPISODES for share in (10, 5))
         epochs = EPOCHS if self.given_episodes is not None else min(max(tenth, 1), EPOCHS)
         rollouts = math.ceil(self.num_rollouts / epochs)
-        return min(rollouts, max(self.num_rollouts // FEWEST_EPOCHS, 1)) if fifth >= FEWEST_EPOCHS else rollouts
+        return (
+            min(rollouts, max(self.num_rollouts // FEWEST_EPOCHS, 1)) if fifth >= FEWEST_EPOCHS else rollouts
+        )
 
     @property
     def eval_episodes(self) -> int:

@@ -33,6 +33,7 @@ WRONG = {
     "--data.env_id tests.nowhere": "env_id 'tests.nowhere' cannot be imported",
     "--model.agent.init_args.head gaussian": "discrete actions .* model.agent.head is gaussian",
     "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change",
+    "--model.desired_kl 0.01": "model.desired_kl and model.anneal_lr set the learning rate",
     "--model.num_minibatches 512": "model.num_minibatches = 512 makes minibatches of one step",
     "--model.gamma 1.5": "model.gamma is 1.5: it must be between 0 and 1",
     "--data.step_timeout 1e300": "data.step_timeout is 1e.300: it must be between 0.001 and",
