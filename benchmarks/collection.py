@@ -34,7 +34,10 @@ from pathlib import Path
 from typing import Any
 
 # Loopback addresses only in Ray.
-os.environ |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+os.environ |= {
+    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 import gymnasium
 import numpy as np
@@ -396,9 +399,13 @@ def main() -> None:
     """Measure a part, and print and write its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement of workers and ray (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of a measurement of workers and ray (default: 3)"
+    )
     parser.add_argument("--repeats", type=int, help="number of alternations")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="of transforms")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="of transforms"
+    )
     parser.add_argument("--num_envs", type=int, nargs="+", default=[4, 64, 2048], help="of backends")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
@@ -408,7 +415,9 @@ def main() -> None:
     results = measure_part(args)
     if args.json is not None:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
-        args.json.write_text(json.dumps({"machine": machine, "command": sys.argv, **results}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"machine": machine, "command": sys.argv, **results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

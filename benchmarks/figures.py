@@ -4,13 +4,14 @@
 atari fast speed] [--output docs/images]` reads `benchmarks/results`. It needs the extra `report`. All pictures can be
 read at a width of 800 pixels.
 
-A curve is the mean over seeds of the return, averaged over 4 % of the horizontal axis, and its band the 95 % t interval
-of the mean, or, with less than three seeds, each seed. A dashed line is the published return at the end, its band the
+A curve is the mean over seeds of the return, averaged over 4 % of the horizontal axis, with the 95 % t interval of
+the mean, or, with less than five seeds, each seed as a thin line. A dashed line is the published return at the end, its band the
 published standard deviation. Bars of speed are medians, and their lines go from the smallest to the largest run.
 `scaling.py --plot` and `ablate.py` draw their own measurements.
 """
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from PIL import Image
 from scipy.stats import t
 
 from benchmarks import tables
@@ -106,9 +108,9 @@ def shade_interval(axis: Any, grid: np.ndarray, curves: np.ma.MaskedArray, color
 
 
 def draw_runs(axis: Any, seeds: Sequence[Sequence[Row]], label: str, color: str) -> None:
-    """Draw the mean of the seeds with its interval, or each seed if they are few or differ in length."""
+    """Draw the mean of the seeds with its interval or the seeds, or each seed if they differ in length."""
     ends = [max(float(row["env_steps"]) for row in rows) for rows in seeds]
-    if len(seeds) < 3 or min(ends) < 0.9 * max(ends):
+    if min(ends) < 0.9 * max(ends):
         for rows, end in zip(seeds, ends, strict=True):
             grid = np.linspace(0, end, 101)
             axis.plot(grid, curve(rows, "env_steps", grid), color=color, linewidth=1.4, label=label)
@@ -116,12 +118,10 @@ def draw_runs(axis: Any, seeds: Sequence[Sequence[Row]], label: str, color: str)
     grid = np.linspace(0, min(ends), 101)
     curves = np.ma.stack([curve(rows, "env_steps", grid) for rows in seeds])
     axis.plot(grid, curves.mean(axis=0), color=color, linewidth=1.8, label=label)
-    low, high = axis.get_ylim() if axis.has_data() else (None, None)
-    shade_interval(axis, grid, curves, color)
-    values = curves.compressed()
-    room = 0.15 * (values.max() - values.min() or 1)
-    bounds = [values.min() - room, values.max() + room] + [edge for edge in (low, high) if edge is not None]
-    axis.set_ylim(min(bounds), max(bounds))  # the interval of three seeds may be wider than all of them
+    if len(seeds) >= 5:
+        shade_interval(axis, grid, curves, color)
+    elif len(seeds) > 1:
+        axis.plot(grid, curves.T, color=color, linewidth=0.7, alpha=0.4)
 
 
 def draw_panel(axis: Any, panel: Panel) -> None:
@@ -150,12 +150,19 @@ def decorate(axis: Any) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG of twice the width of its place, and close it."""
+    """Write a figure as a PNG of 64 colors and twice the width of its place, and close it."""
     figure.savefig(path, dpi=200)
+    Image.open(path).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
     plt.close(figure)
 
 
-def draw(path: Path, panels: Sequence[Panel], columns: int = 3, last: Callable[[Any], None] | None = None) -> None:
+def draw(
+    path: Path,
+    panels: Sequence[Panel],
+    columns: int = 3,
+    last: Callable[[Any], None] | None = None,
+    height: float = 2.3,
+) -> None:
     """Draw a panel per task, and one legend below them.
 
     Args:
@@ -163,21 +170,26 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 3, last: Callable[[
         panels: What to draw.
         columns: Panels in a row.
         last: Function that draws on an additional panel.
+        height: Height of a panel in inches.
     """
     count = len(panels) + (last is not None)
     rows = math.ceil(count / columns)
-    size = (WIDTH, 2.3 * rows + 0.5)
+    size = (WIDTH, height * rows + 0.5)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     legend: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         draw_panel(axis, panel)
-        legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
+        for line in axis.get_legend_handles_labels()[0]:
+            known = legend.setdefault(line.get_label(), copy.copy(line))
+            if known.get_color() != line.get_color():  # the color is that of the algorithm
+                known.set_color("black")
     if last is not None:
         last(axes.flat[len(panels)])
     for axis in axes.flat[count:]:
         axis.set_visible(False)
-    figure.supylabel("return", fontsize=9)
-    figure.supxlabel("environment steps", fontsize=9)
+    axes[0, 0].set_ylabel("return", fontsize=9)
+    for axis in axes.flat[max(0, count - columns) : count]:
+        axis.set_xlabel(axis.get_xlabel() or "environment steps", fontsize=9)
     options: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": min(4, len(legend))}
     figure.legend([*legend.values()], [*legend], loc="outside lower center", **options)
     save(figure, path)
@@ -223,7 +235,8 @@ def best(path: Path) -> None:
         errors = [[result["iqm"] - low], [high - result["iqm"]]]
         axis.errorbar([result["iqm"]], [0], xerr=errors, fmt="o", color=BLUE, capsize=3)
         axis.axvline(1, color=GREY)
-        axis.set_title("all tasks: best / reference", fontsize=10)
+        axis.set_title("all tasks", fontsize=10)
+        axis.set_xlabel("return / reference, 95 % interval")
         axis.set_yticks([])
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -254,7 +267,7 @@ def dm_control(path: Path) -> None:
         }
         marks = mark_of(env_id, "dm_control", GREY, "CleanRL's PPO, 8 M steps")
         panels.append(Panel(env_id.removesuffix("-v1"), runs, marks))
-    draw(path, panels, columns=4)
+    draw(path, panels, columns=4, height=1.6)
 
 
 def offpolicy(path: Path) -> None:
@@ -266,7 +279,7 @@ def offpolicy(path: Path) -> None:
             (name, COLORS[name]): points_of("offpolicy/curves.csv", series=f"{name.lower()}_{recipe}_50")
             for name in names
         }
-        marks = [mark_of(env_id, n.lower(), COLORS[n], f"{n} of CleanRL, at the end")[0] for n in names]
+        marks = [mark_of(env_id, n.lower(), COLORS[n], "CleanRL, at the end")[0] for n in names]
         panels.append(Panel(env_id, runs, marks))
     for recipe, env_id in (("pendulum", "Pendulum-v1"), ("invertedpendulum", "InvertedPendulum-v4")):
         runs = {
@@ -280,9 +293,14 @@ def offpolicy(path: Path) -> None:
             curves = points_of(f"offpolicy/{folder}/curves.csv", "avg_episodic_return", recipe=name.lower())
             runs[name, COLORS[name]] = curves
             if folder == "halfcheetah":
-                marks += mark_of(env_id, name.lower(), COLORS[name], f"{name} of CleanRL, at the end")
+                marks += mark_of(env_id, name.lower(), COLORS[name], "CleanRL, at the end")
             points += [
-                (f"{name} of Stable-Baselines3", COLORS[name], float(row["env_steps"]), float(row["episodic_return"]))
+                (
+                    "Stable-Baselines3, after 200 k steps",
+                    COLORS[name],
+                    float(row["env_steps"]),
+                    float(row["episodic_return"]),
+                )
                 for row in read_csv(RESULTS / f"offpolicy/{folder}/sb3.csv")
                 if row["recipe"].endswith(name.lower())
             ]
@@ -293,14 +311,20 @@ def offpolicy(path: Path) -> None:
 def memory(path: Path) -> None:
     """Draw recipes with and without memory."""
     tasks = {
-        "CartPole without velocities": ("cartpole_masked_velocity", "cartpole_lstm_masked_velocity", "cartpole_masked_velocity"),
+        "CartPole without velocities": (
+            "cartpole_masked_velocity",
+            "cartpole_lstm_masked_velocity",
+            "cartpole_masked_velocity",
+        ),
         "MiniGrid-MemoryS7": ("minigrid", "minigrid", "minigrid_without_memory"),
     }
     panels = []
     for title, (file, with_memory, without) in tasks.items():
         sides = (("with memory", BLUE, with_memory), ("without", GREY, without))
         name = f"memory/{file}_curves.csv"
-        panels.append(Panel(title, {(label, color): points_of(name, recipe=recipe) for label, color, recipe in sides}))
+        panels.append(
+            Panel(title, {(label, color): points_of(name, recipe=recipe) for label, color, recipe in sides})
+        )
     draw(path, panels, columns=2)
 
 
@@ -332,7 +356,8 @@ def ppg(path: Path) -> None:
     for label, (name, color) in sides.items():
         rows = [row for row in read_csv(RESULTS / f"ppg/bigfish_{name}.csv") if row["charts/episodic_return"]]
         points = [
-            {"env_steps": float(row["step"]), "episodic_return": float(row["charts/episodic_return"])} for row in rows
+            {"env_steps": float(row["step"]), "episodic_return": float(row["charts/episodic_return"])}
+            for row in rows
         ]
         runs[label, color] = [points]
     draw(path, [*panels, Panel("Procgen's bigfish, one seed", runs)], columns=2)
@@ -340,7 +365,11 @@ def ppg(path: Path) -> None:
 
 def multiagent(path: Path) -> None:
     """Draw IPPO and MAPPO on simple_spread beside TorchRL's tutorial."""
-    colors = {"ippo": ("IPPO", BLUE), "mappo": ("MAPPO", GREEN), "torchrl": ("MAPPO of TorchRL's tutorial", GREY)}
+    colors = {
+        "ippo": ("IPPO", BLUE),
+        "mappo": ("MAPPO", GREEN),
+        "torchrl": ("MAPPO of TorchRL's tutorial", GREY),
+    }
     runs = {}
     for name, key in colors.items():
         rows = read_csv(RESULTS / f"multiagent/{name}_1.csv")
@@ -382,7 +411,10 @@ def fast(path: Path) -> None:
     """Draw the return of HalfCheetah over time, with one environment and with the fast recipe."""
     figure, axis = plt.subplots(figsize=(WIDTH, 3.2), layout="constrained")
     rows = read_csv(RESULTS / "fast_curves.csv")
-    for recipe, label, color in (("halfcheetah", "one environment", GREY), ("halfcheetah_fast", "fast", BLUE)):
+    for recipe, label, color in (
+        ("halfcheetah", "one environment", GREY),
+        ("halfcheetah_fast", "fast", BLUE),
+    ):
         seeds: dict[str, list[Row]] = {}
         for row in rows:
             if row["recipe"] == recipe:
@@ -418,15 +450,17 @@ def speed(path: Path) -> None:
         for place, workload in enumerate(titles):
             ratios = []
             for file in files:
-                runs = json.loads((RESULTS / f"{file}.json").read_text())["runs"].get(workload, {})
-                pairs = zip(runs.get(program, ()), runs.get("stable-baselines3", ()), strict=False)
-                ratios += [one["sps"] / other["sps"] for one, other in pairs]
+                content = json.loads((RESULTS / f"{file}.json").read_text())
+                for call in content.get("calls", [content]):
+                    runs = call["runs"].get(workload, {})
+                    pairs = zip(runs.get(program, ()), runs.get("stable-baselines3", ()), strict=False)
+                    ratios += [one["sps"] / other["sps"] for one, other in pairs]
             if not ratios:
                 continue
             y, middle = place + (number - 1) * height, statistics.median(ratios)
             axis.barh(y, middle, height, color=color, label=label if place == 0 else None)
             axis.plot([min(ratios), max(ratios)], [y, y], color="black", linewidth=1)
-            axis.text(max(ratios) + 0.08, y, f"{middle:.2g}", va="center", fontsize=9)
+            axis.text(max(ratios) + 0.08, y, f"{middle:.1f}", va="center", fontsize=9)
     axis.axvline(1, color="black", linewidth=1, linestyle="--")
     axis.set_yticks(range(len(titles)), titles.values(), fontsize=9)
     axis.invert_yaxis()
@@ -448,7 +482,9 @@ FIGURES: dict[str, Callable[[Path], None]] = {
 
 def main(args: Sequence[str] | None = None) -> None:
     """Draw the figures that are named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)} (default: all)")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/images", help="folder of the pictures")
     options = parser.parse_args(args)

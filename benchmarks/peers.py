@@ -307,7 +307,9 @@ def main() -> None:
     """Train all seeds."""
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algorithm", choices=["ppo", *LEARNING_STARTS])
     parser.add_argument("env_id")
     parser.add_argument("--steps", type=int, default=500_000)

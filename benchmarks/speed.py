@@ -450,7 +450,9 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, help="PyTorch threads of all competitors (default: the best of each)"
     )
-    parser.add_argument("--busy", type=int, default=0, help="endless Python loops beside each run (default: 0)")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="endless Python loops beside each run (default: 0)"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)

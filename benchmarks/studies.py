@@ -465,16 +465,22 @@ STUDIES = {
 
 def main() -> None:
     """Train what a study lacks, and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=STUDIES)
     names = "; ".join(f"{study}: {', '.join(choices)}" for study, (_, choices) in STUDIES.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", help="arms of rnd and selfplay (default: all)")
-    parser.add_argument("--steps", type=int, help="steps of a run, game steps for multiagent (default: those measured)")
+    parser.add_argument(
+        "--steps", type=int, help="steps of a run, game steps for multiagent (default: those measured)"
+    )
     parser.add_argument("--games", type=int, default=1000, help="games against each opponent")
     parser.add_argument("--minutes", type=float, default=35.0, help="wall-clock limit of a run of torchrl")
-    parser.add_argument("--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs of selfplay")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs of selfplay"
+    )
     parser.add_argument("--output", type=Path, help="folder of the results")
     parser.add_argument("--fit", help=argparse.SUPPRESS)
     parser.add_argument("--target", type=float, default=0.0, help=argparse.SUPPRESS)

@@ -422,7 +422,9 @@ TABLES = {
 
 def main(args: Sequence[str] | None = None) -> None:
     """Print the tables that are named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)} (default: all)")
     names = parser.parse_args(args).tables or [*TABLES]
     if unknown := set(names) - TABLES.keys():

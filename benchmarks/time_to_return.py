@@ -154,7 +154,11 @@ def purejaxrl(num_envs: int, iterations: int, seed: int) -> dict[str, float]:
     settings = {"LR": 2.5e-4, "ANNEAL_LR": True, "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4, "GAMMA": 0.99}
     settings |= {"GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5}
     settings |= {"ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1", "DEBUG": False}
-    settings |= {"NUM_ENVS": num_envs, "NUM_STEPS": PEER_STEPS, "TOTAL_TIMESTEPS": num_envs * PEER_STEPS * iterations}
+    settings |= {
+        "NUM_ENVS": num_envs,
+        "NUM_STEPS": PEER_STEPS,
+        "TOTAL_TIMESTEPS": num_envs * PEER_STEPS * iterations,
+    }
     train = jax.jit(make_train(settings)).lower(jax.random.PRNGKey(seed)).compile()
     compiled = time.perf_counter()
     result = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
@@ -291,7 +295,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.beside:
         arguments = (*SIZES[args.sizes[0]], args.seeds[0])
-        print(json.dumps(purejaxrl(*arguments) if args.beside == "peer" else tensors(*arguments, args.threads)))
+        print(
+            json.dumps(purejaxrl(*arguments) if args.beside == "peer" else tensors(*arguments, args.threads))
+        )
         return
     if args.sizes:
         compare_throughput(args)

@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import contextlib
 import json
 import re
 import textwrap
@@ -187,10 +188,8 @@ class Docstrings(griffe.Extension):
             if owner.is_class and not rest and first in owner.all_members:
                 path = owner.all_members[first].path
             else:
-                try:
+                with contextlib.suppress(griffe.NameResolutionError):
                     path = ".".join(filter(None, (obj.resolve(first), rest)))
-                except griffe.NameResolutionError:
-                    pass
         return f'<autoref identifier="{path}" optional><code>{shown}</code></autoref>'
 
 
