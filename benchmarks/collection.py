@@ -1,19 +1,19 @@
 """Measure collection without updates: slow environments, TorchRL's transforms and the backends.
 
-`python benchmarks/collection.py workers [--seconds 3] [--repeats 5] [--json FILE]`: throughput of eight copies of
-an environment that sleeps 5 ms a step, and of one that computes for 1 ms of CPU time a step, in worker processes,
-next to other vectorized environments. Our rows and "SB3 collects" choose the actions with a network of 64 x 64
-units and store rollouts. The other rows repeat one action, and store nothing. The columns of Stable-Baselines3
-need the extra `benchmark`.
+`python benchmarks/collection.py workers [--seconds 3] [--repeats 5] [--json FILE]`: throughput of eight
+copies of an environment that sleeps 5 ms a step, and of one that computes for 1 ms of CPU time a step, in
+worker processes, next to other vectorized environments. Our rows and "SB3 collects" choose the actions with
+a network of 64 x 64 units and store rollouts. The other rows repeat one action, and store nothing. The
+columns of Stable-Baselines3 need the extra `benchmark`.
 
-`ray`: sixteen copies of an environment that sleeps 20 ms a step, in Ray actors on two nodes of this machine, next
-to worker processes, in 16 and in 4 workers. A step of a worker that has four copies sleeps 80 ms. The overhead is
-the time of a batched step beyond the sleep. Needs the extra `ray`.
+`ray`: sixteen copies of an environment that sleeps 20 ms a step, in Ray actors on two nodes of this
+machine, next to worker processes, in 16 and in 4 workers. A step of a worker that has four copies sleeps 80
+ms. The overhead is the time of a batched step beyond the sleep. Needs the extra `ray`.
 
-`transforms [--workloads NAME ...] [--repeats 50]`: cost of our collector for TorchRL environments over TorchRL's
-bare Collector, in one process: the same environments, transforms and policy. The bare Collector neither checks for
-non-finite values nor sums along episodes, clips, normalizes or scales. A cost of 5 % means that a step takes 1.05
-times as long.
+`transforms [--workloads NAME ...] [--repeats 50]`: cost of our collector for TorchRL environments over
+TorchRL's bare Collector, in one process: the same environments, transforms and policy. The bare Collector
+neither checks for non-finite values nor sums along episodes, clips, normalizes or scales. A cost of 5 %
+means that a step takes 1.05 times as long.
 
 `backends [--num_envs 4 64 2048] [--repeats 5]`: milliseconds of a rollout of 128 steps of CartPole.
 

@@ -1,13 +1,14 @@
 """Draw the pictures of the documentation from the recorded runs.
 
-`python benchmarks/figures.py [classic mujoco best best_others dm_control offpolicy memory rnd ppg multiagent elo
-atari fast speed] [--output docs/images]` reads `benchmarks/results`. It needs the extra `report`. All pictures can be
-read at a width of 800 pixels.
+`python benchmarks/figures.py [classic mujoco best best_others dm_control offpolicy memory rnd ppg
+multiagent elo atari fast speed] [--output docs/images]` reads `benchmarks/results`. It needs the extra
+`report`. All pictures can be read at a width of 800 pixels.
 
-A curve is the mean over seeds of the return, averaged over 4 % of the horizontal axis, with the 95 % t interval of
-the mean, or, with less than five seeds, each seed as a thin line. A dashed line is the published return at the end, its band the
-published standard deviation. Bars of speed are medians, and their lines go from the smallest to the largest run.
-`scaling.py --plot` and `ablate.py` draw their own measurements.
+A curve is the mean over seeds of the return, averaged over 4 % of the horizontal axis, with the 95 % t
+interval of the mean, or, with less than five seeds, each seed as a thin line. A dashed line is the
+published return at the end, its band the published standard deviation. Bars of speed are medians, and their
+lines go from the smallest to the largest run. `scaling.py --plot` and `ablate.py` draw their own
+measurements.
 """
 
 import argparse
@@ -271,7 +272,7 @@ def dm_control(path: Path) -> None:
 
 
 def offpolicy(path: Path) -> None:
-    """Draw the off-policy algorithms beside CleanRL's returns and, after 200 000 steps, Stable-Baselines3's."""
+    """Draw the off-policy algorithms beside the returns of CleanRL and Stable-Baselines3."""
     panels = []
     for recipe, env_id in CLASSIC.items():
         names = ("DQN", "C51")
@@ -349,7 +350,8 @@ def ppg(path: Path) -> None:
     sides = {"PPG": ("ppg", BLUE), "PPO": ("ppo", GREY)}
     panels = [
         Panel("CartPole-v1", {
-            (label, color): points_of(f"ppg/cartpole_{name}_curves.csv") for label, (name, color) in sides.items()
+            (label, color): points_of(f"ppg/cartpole_{name}_curves.csv")
+            for label, (name, color) in sides.items()
         })
     ]  # fmt: skip
     runs = {}
@@ -474,8 +476,8 @@ def speed(path: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     function.__name__: function
     for function in (
-        classic, mujoco, best, best_others, dm_control, offpolicy, memory, rnd, ppg, multiagent, elo, atari, fast,
-        speed,
+        classic, mujoco, best, best_others, dm_control, offpolicy, memory, rnd, ppg, multiagent, elo, atari,
+        fast, speed,
     )
 }  # fmt: skip
 

@@ -4,8 +4,8 @@ Each function trains with the given hyperparameters, which have our names. It re
 per second of whole iterations after a warm-up, measured for a minimum time.
 
 `python benchmarks/peers.py sac HalfCheetah-v4 --steps 200000 --seeds 1 2 --output FILE.csv` trains
-Stable-Baselines3 with the settings of a recipe and writes one row per run, with the columns of `compare`. TD3 has
-the settings of `configs/td3`, SAC those of `configs/sac` with the exceptions below, PPO those of
+Stable-Baselines3 with the settings of a recipe and writes one row per run, with the columns of `compare`.
+TD3 has the settings of `configs/td3`, SAC those of `configs/sac` with the exceptions below, PPO those of
 `configs/classic/cartpole.yaml`. It needs the extra `benchmark`, and LunarLander box2d 2.3.10.
 """
 

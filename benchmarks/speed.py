@@ -10,8 +10,8 @@ compilation. A step is one decision of the agent, which is four frames in Atari.
 the number of PyTorch threads with which it is fastest (`peers.THREADS`), ours with the default. The floor is
 the sum of the times of the environment, the policy and the updates alone.
 
-`--busy N` starts N endless Python loops beside each run. `"ours, compiled, overlap"`, which runs only if it is
-named, collects the next rollout during the update.
+`--busy N` starts N endless Python loops beside each run. `"ours, compiled, overlap"`, which runs only if it
+is named, collects the next rollout during the update.
 """
 
 import argparse

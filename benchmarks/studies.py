@@ -1,28 +1,30 @@
 """Train what `ppo-lightning benchmark` cannot compare: other programs, and recipes with a part replaced.
 
-`python benchmarks/studies.py rnd mountaincar mountaincar_sparse multiroom [--seeds 1 2 3]` trains RND beside PPO of
-the same settings: where novelty helps, and where it does not. It writes `runs.csv` (one row per run, with the command)
-and `curves.csv` (about 50 rows per run). Returns are means over the last 100 training episodes. `steps_to_target` and
-`minutes_to_target` say when they first exceeded the target. The minutes include the random steps of RND, and no
-imports.
+`python benchmarks/studies.py rnd mountaincar mountaincar_sparse multiroom [--seeds 1 2 3]` trains RND
+beside PPO of the same settings: where novelty helps, and where it does not. It writes `runs.csv` (one row
+per run, with the command) and `curves.csv` (about 50 rows per run). Returns are means over the last 100
+training episodes. `steps_to_target` and `minutes_to_target` say when they first exceeded the target. The
+minutes include the random steps of RND, and no imports.
 
-`python benchmarks/studies.py multiagent torchrl ippo mappo [--seeds 1]` trains IPPO and MAPPO beside TorchRL's
-multi-agent PPO tutorial on simple_spread, with the same game steps. Each run writes `torchrl_N.csv`, `ippo_N.csv` or
-`mappo_N.csv` (one row per rollout) and a row of `runs.csv`. A game step moves three agents: 300 000 game steps are
-900 000 agent steps. Returns are means over the agents. `sps` are game steps per second, `sps_cpu` game steps per second
-of CPU time. Imports and the final evaluation are not timed. The fit of our recipes includes validations and
-checkpoints. The TorchRL side follows the tutorial "Multi-Agent Reinforcement Learning (PPO) with TorchRL": `MultiAgentMLP`
-for policy and critic (shared parameters, depth 2, 256 cells, tanh), a central critic (MAPPO), `ClipPPOLoss` without
-advantage normalization, Adam, and the values of `TUTORIAL`. The tutorial trains VMAS Navigation. Here, a `SerialEnv`
-steps 20 games in `PettingZooWrapper`, actions are categorical, and GAE bootstraps at the time limit, because the wrapper
-marks truncations.
+`python benchmarks/studies.py multiagent torchrl ippo mappo [--seeds 1]` trains IPPO and MAPPO beside
+TorchRL's multi-agent PPO tutorial on simple_spread, with the same game steps. Each run writes
+`torchrl_N.csv`, `ippo_N.csv` or `mappo_N.csv` (one row per rollout) and a row of `runs.csv`. A game step
+moves three agents: 300 000 game steps are 900 000 agent steps. Returns are means over the agents. `sps` are
+game steps per second, `sps_cpu` game steps per second of CPU time. Imports and the final evaluation are not
+timed. The fit of our recipes includes validations and checkpoints. The TorchRL side follows the tutorial
+"Multi-Agent Reinforcement Learning (PPO) with TorchRL": `MultiAgentMLP` for policy and critic (shared
+parameters, depth 2, 256 cells, tanh), a central critic (MAPPO), `ClipPPOLoss` without advantage
+normalization, Adam, and the values of `TUTORIAL`. The tutorial trains VMAS Navigation. Here, a `SerialEnv`
+steps 20 games in `PettingZooWrapper`, actions are categorical, and GAE bootstraps at the time limit,
+because the wrapper marks truncations.
 
-`python benchmarks/studies.py selfplay tictactoe connectfour [--arms recipe] [--seeds 1 2]` trains the recipes and lets
-their agents play random play and minimax. The other arms break the recipe: a GAE that does not change its sign, and each
-reward given to the other player.
+`python benchmarks/studies.py selfplay tictactoe connectfour [--arms recipe] [--seeds 1 2]` trains the
+recipes and lets their agents play random play and minimax. The other arms break the recipe: a GAE that does
+not change its sign, and each reward given to the other player.
 
-Runs are trained one at a time with one thread. Results go to `benchmarks/results/STUDY`. `rnd` and `multiagent` do not
-repeat runs that are in `runs.csv`, and without a name they print the table of finished runs.
+Runs are trained one at a time with one thread. Results go to `benchmarks/results/STUDY`. `rnd` and
+`multiagent` do not repeat runs that are in `runs.csv`, and without a name they print the table of finished
+runs.
 """
 
 import argparse

@@ -1,28 +1,29 @@
 """Print the tables of the documentation that compare recorded runs.
 
-`python benchmarks/tables.py [best candidates selection rpo ppo_or_sac]` reads `benchmarks/results` and prints the
-tables in Markdown. It needs the extra `report`. Rows that compare two sets of runs end with p: the probability of
-a difference at least as large if the second set is not better (one-sided permutation test).
+`python benchmarks/tables.py [best candidates selection rpo ppo_or_sac]` reads `benchmarks/results` and
+prints the tables in Markdown. It needs the extra `report`. Rows that compare two sets of runs end with p:
+the probability of a difference at least as large if the second set is not better (one-sided permutation
+test).
 
-- `best`: the best recipes beside the references, from `best`. The best recipe of a task is its own recipe if there
-  is one, else `configs/best/mujoco.yaml`.
-- `candidates`: published changes beside the same recipes without them, from `candidates`. The change `base` has the
-  runs without a change, on the same machine.
-- `selection`: candidate changes to the best recipes over several tasks, a table for each stage: the mean return of
-  each task, the interquartile mean, and p of a permutation test of the normalized returns, stratified by task.
-  Holm's correction is for all changes of a stage together.
-- `rpo`: PPO and RPO on MuJoCo and dm_control beside CleanRL's (documentation of RPO: after 8 000 000 steps, 10 seeds),
-  from `mujoco`, `mujoco_unclipped` (an unclipped value loss), `rpo_mujoco` and `dm_control`, where `terminal` treats
-  time limits as terminal states (seed 1). The last row of dm_control has the means of all tasks, and p of the
-  stratified test.
+- `best`: the best recipes beside the references, from `best`. The best recipe of a task is its own recipe
+  if there is one, else `configs/best/mujoco.yaml`.
+- `candidates`: published changes beside the same recipes without them, from `candidates`. The change `base`
+  has the runs without a change, on the same machine.
+- `selection`: candidate changes to the best recipes over several tasks, a table for each stage: the mean
+  return of each task, the interquartile mean, and p of a permutation test of the normalized returns,
+  stratified by task. Holm's correction is for all changes of a stage together.
+- `rpo`: PPO and RPO on MuJoCo and dm_control beside CleanRL's (documentation of RPO: after 8 000 000 steps,
+  10 seeds), from `mujoco`, `mujoco_unclipped` (an unclipped value loss), `rpo_mujoco` and `dm_control`,
+  where `terminal` treats time limits as terminal states (seed 1). The last row of dm_control has the means
+  of all tasks, and p of the stratified test.
 - `ppo_or_sac`: PPO, SAC and TD3 on HalfCheetah after 10 and 60 minutes of one core, from the evaluations of
-  `offpolicy/halfcheetah` (seed 1, one thread, two runs at a time on a machine with two cores). Each figure is the last
-  evaluation within the time. A slow environment is computed: it adds its duration to each step. PPO, whose learning
-  rate depends on the length of a run, is the longest run that is complete.
+  `offpolicy/halfcheetah` (seed 1, one thread, two runs at a time on a machine with two cores). Each figure
+  is the last evaluation within the time. A slow environment is computed: it adds its duration to each step.
+  PPO, whose learning rate depends on the length of a run, is the longest run that is complete.
 
-Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the reference, with a
-95 % bootstrap interval that is stratified by task and by side. Where returns are negative (Pusher), the mean of the
-reference is divided by the return.
+Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the
+reference, with a 95 % bootstrap interval that is stratified by task and by side. Where returns are negative
+(Pusher), the mean of the reference is divided by the return.
 
 Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
 """

@@ -11,9 +11,9 @@ subtracted. DIRECTORY holds `ppo.py` and `wrappers.py` from the folder `purejaxr
 https://github.com/luchris429/purejaxrl (measured: 31756b1). PYTHON is the interpreter of an environment with
 `pip install gymnax==0.0.9 jax flax optax distrax` (measured: jax 0.10.2).
 
-`--sizes 4x128 64x128 2048x128` compares the throughput of CartPole on the backend `torch` with PureJaxRL instead,
-in alternation, without compilation, `--repeats` times. Both use the settings of `configs/classic/cartpole.yaml`
-and their best number of threads: JAX all cores, ours `--threads`.
+`--sizes 4x128 64x128 2048x128` compares the throughput of CartPole on the backend `torch` with PureJaxRL
+instead, in alternation, without compilation, `--repeats` times. Both use the settings of
+`configs/classic/cartpole.yaml` and their best number of threads: JAX all cores, ours `--threads`.
 """
 
 import argparse

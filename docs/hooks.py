@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: details, code, notebooks, a page for each linked file, readable docstrings."""
+"""Hooks of the documentation site: details, code, notebooks, pages of linked files, readable docstrings."""
 
 import ast
 import base64
@@ -33,7 +33,9 @@ CODE = re.compile(r"^\[`([\w.]+)`\]\(source/([\w/]+\.py)\.md\)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 ANSI = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 ROLE = re.compile(r":(?:class|meth|func|attr|mod|data|obj|exc):`(~?)([^`]+)`")
-RANGE = re.compile(r"^Annotated\[(.+), Range\((.+?)(?:, (.+))?\)\]$")
+RANGE = re.compile(r"^Annotated\[(.+?)( \| None)?, Range\((.+?)(?:, (.+))?\)\]$")
+VERBATIM = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+SPACE = re.compile(r"(?<=\d) (?=\d{3}\b|x \d)|(?<=\d x) (?=\d)| (?=± )|(?<=±) ")  # inside of a number
 
 
 def on_config(config: Any) -> Any:
@@ -67,8 +69,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     """Include code, and point links to files to the pages of the files.
 
-    A line that is only a link to a function becomes the code of the function. Links to folders become plain text.
-    A link to a class in api.md leads to the page that describes the class.
+    A line that is only a link to a function becomes the code of the function. Links to folders become plain
+    text. A link to a class in api.md leads to the page that describes the class. Numbers such as 1 000 and
+    1 ± 2 stay in one line.
     """
     uri = page.file.src_uri
     if uri.startswith("source/") or uri == "details.md":
@@ -98,6 +101,9 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         return "](#)" if path.exists() else match.group(0)
 
     markdown = re.sub(r"\[([^\[\]]+)\]\(#\)", r"\1", LINK.sub(replace, markdown))
+    parts = VERBATIM.split(markdown)
+    parts[::2] = [SPACE.sub("\u00a0", part) for part in parts[::2]]
+    markdown = "".join(parts)
     return CODE.sub(lambda match: f"{match[0]}\n\n{code_block(ROOT / match[2], match[1])}", markdown)
 
 
@@ -198,7 +204,7 @@ def readable(annotation: Any) -> Any:
     match = RANGE.match(str(annotation))
     if not match:
         return annotation
-    kind, low, high = match.groups()
+    kind, none, low, high = match.groups(default="")
     if low == "-math.inf":
-        return kind
-    return f"{kind} in [{low}, {high}]" if high and high != "math.inf" else f"{kind} >= {low}"
+        return kind + none
+    return kind + (f" in [{low}, {high}]" if high not in ("", "math.inf") else f" >= {low}") + none

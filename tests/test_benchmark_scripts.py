@@ -108,7 +108,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "tables": [
         Command(
             "",
-            r"(?s)Interquartile mean.*\| \[?SPO.*\| no change.*PendulumSwingup.*with 5 ms per step \| 60 \| \d",
+            r"(?s)Interquartile mean.*\| \[?SPO.*\| no change.*PendulumSwingup.*with 5 ms per step \| 60 ",
         )
     ],
     "time_to_return": [
