@@ -46,7 +46,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed-docs  ## The documentation site, in site/
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV)

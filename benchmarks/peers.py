@@ -2,10 +2,21 @@
 
 Each function trains with the given hyperparameters, which have our names. It returns the environment steps
 per second of whole iterations after a warm-up, measured for a minimum time.
+
+`python benchmarks/peers.py sac HalfCheetah-v4 --steps 200000 --seeds 1 2 --output FILE.csv` trains
+Stable-Baselines3 with the settings of a recipe and writes one row per run, with the columns of `compare`.
+TD3 has the settings of `configs/td3`, SAC those of `configs/sac` with the exceptions below, PPO those of
+`configs/classic/cartpole.yaml`. It needs the extra `benchmark`, and LunarLander box2d 2.3.10.
 """
 
+import argparse
+import csv
 import time
+from pathlib import Path
 from typing import Any
+
+COLUMNS = ["recipe", "env_id", "seed", "env_steps", "episodic_return", "eval_return", "wall_seconds"]
+LEARNING_STARTS = {"sac": 5_000, "td3": 25_000}
 
 # The warm-up ends after this number of iterations or this time.
 WARM_UP = 2
@@ -271,3 +282,48 @@ def torchrl_loop(
             break
     collector.shutdown()
     return watch.rate(frames)
+
+
+def train_stable_baselines3(algorithm: str, env_id: str, steps: int, seed: int) -> list[str | int | float]:
+    """Train one seed and return its row."""
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    if algorithm == "ppo":
+        model = stable_baselines3_like_cartpole(env_id, seed)
+    else:
+        model = stable_baselines3_off_policy(algorithm.upper(), env_id, LEARNING_STARTS[algorithm], seed)
+    begin = time.perf_counter()
+    model.learn(steps)
+    seconds = time.perf_counter() - begin
+    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+    evaluated, _ = evaluate_policy(model, make_vec_env(env_id, n_envs=1, seed=1000 + seed), 10)
+    mean = round(sum(returns) / len(returns), 2) if returns else float("nan")
+    result = [mean, round(float(evaluated), 2), round(seconds, 1)]
+    return [f"stable-baselines3/{algorithm}", env_id, seed, model.num_timesteps, *result]
+
+
+def main() -> None:
+    """Train all seeds."""
+    import torch
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("algorithm", choices=["ppo", *LEARNING_STARTS])
+    parser.add_argument("env_id")
+    parser.add_argument("--steps", type=int, default=500_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--output", type=Path, required=True, help="CSV file, one row per run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with options.output.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for seed in options.seeds:
+            table.writerow(train_stable_baselines3(options.algorithm, options.env_id, options.steps, seed))
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

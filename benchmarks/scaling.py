@@ -6,7 +6,7 @@ process. Points that the file has are not measured again: delete the file, or ro
 
 Throughput is measured over whole iterations (collection and update) after a warm-up, without start-up and
 compilation. Memory is the peak resident size of the process, and what ranks and workers do not share with it.
-Ours are compiled, with our default number of threads. Workers only collect, as in `workers.py`.
+Ours are compiled, with our default number of threads. Workers only collect, as in `collection.py`.
 """
 
 import argparse
@@ -122,14 +122,14 @@ def train_sb3(num_envs: int, width: int, seconds: float) -> dict[str, float]:
 
 def collect(series: str, num_workers: int, seconds: float) -> dict[str, float]:
     """Step 16 slow environments and return throughput and memory."""
-    import workers
+    import collection
 
-    workers.torch.set_num_threads(1)
-    workers.NUM_ENVS = 16
-    make = workers.ENVIRONMENTS["sleeps 5 ms"]
-    run, close = workers.sb3_collects(make) if SB3 in series else workers.ours(make, num_workers)
+    collection.torch.set_num_threads(1)
+    collection.NUM_ENVS = 16
+    make = collection.ENVIRONMENTS["sleeps 5 ms"]
+    run, close = collection.sb3_collects(make) if SB3 in series else collection.ours(make, num_workers)
     sizes = []
-    sps = workers.measure((run, lambda: (sizes.append(memory()), close())), seconds)
+    sps = collection.measure((run, lambda: (sizes.append(memory()), close())), seconds)
     return {"sps": sps, "mib": sizes[0]}
 
 

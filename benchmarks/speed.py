@@ -1,17 +1,22 @@
 """Compare the throughput of this package, Stable-Baselines3 and a TorchRL loop with the floor of raw parts.
 
 `python benchmarks/speed.py [--workloads NAME ...] [--competitors NAME ...] [--repeats 5] [--seconds 10]
-[--quick] [--threads N] [--device cuda] [--json PATH]` needs the extra `benchmark` and an idle machine.
+[--quick] [--threads N] [--busy N] [--device cuda] [--json PATH]` needs the extra `benchmark` and an idle
+machine.
 
 Every run is a separate process, in alternation, with the same environment, network and hyperparameters.
 Throughput is measured over whole iterations (collection and update) after a warm-up, without start-up and
 compilation. A step is one decision of the agent, which is four frames in Atari. Each competitor runs with
 the number of PyTorch threads with which it is fastest (`peers.THREADS`), ours with the default. The floor is
-the sum of the times of the environment, the policy and the updates alone (`benchmarks/floor.py`).
+the sum of the times of the environment, the policy and the updates alone.
+
+`--busy N` starts N endless Python loops beside each run. `"ours, compiled, overlap"`, which runs only if it
+is named, collects the next rollout during the update.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import platform
 import statistics
@@ -19,6 +24,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +63,19 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RECIPES |= {"lstm": RECIPES["classic"], "atari-lstm": RECIPES["atari"]}
 QUICK = ("cartpole-4x128", "cartpole-64x128")
+OVERLAP = "ours, compiled, overlap"
+# The warm-up of the floor, for compilation and caches, ends after this number of iterations or this time.
+WARM_UP = 3
+WARM_UP_SECONDS = 20.0
+ROUNDS = 5  # alternating measurements of speed and floor
 
 
 def competitors(workload: str, device: str) -> dict[str, Any]:
     """Return the competitors of a workload: our options and precision, or functions of others, by name."""
     kind = WORKLOADS[workload][1]
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
+    if kind in ("classic", "mujoco"):
+        ours[OVERLAP] = ({"compile": True, "overlap": True}, "32-true")
     if kind == "lstm":  # "ours" has an LSTM
         ours["ours, min_gru"] = ({"memory": "min_gru"}, "32-true")
         ours["ours, min_gru, compiled"] = ({"memory": "min_gru", "compile": True}, "32-true")
@@ -93,7 +106,6 @@ def train(
     callback: Any,
     options: dict[str, Any],
     env_kwargs: Any = None,
-    overlap: bool = False,
     **trainer: Any,
 ) -> Any:
     """Train with this package, without logs and files, until the callback ends the run.
@@ -101,10 +113,9 @@ def train(
     Args:
         workload: Key of ``WORKLOADS``.
         callback: Lightning callback or stopwatch.
-        options: Options of ``PPO`` beside those of the workload, ``num_threads`` for ``Threads`` and
-            ``hidden_sizes`` for ``MLPAgent``.
+        options: Options of ``PPO`` beside those of the workload, ``num_threads`` for ``Threads``,
+            ``hidden_sizes`` for ``MLPAgent`` and ``overlap`` for the data module.
         env_kwargs: Arguments of the environment.
-        overlap: Collect during the update.
         **trainer: Arguments of Lightning's Trainer.
 
     Returns:
@@ -122,6 +133,7 @@ def train(
     env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
     options = {"memory": "lstm" if kind.endswith("lstm") else None, **options}
     hidden_sizes = options.pop("hidden_sizes", (64, 64))
+    overlap = options.pop("overlap", False)
     agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco", hidden_sizes=hidden_sizes)
     if kind in ("atari", "atari-lstm", "procgen"):
         agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
@@ -152,11 +164,184 @@ def ours(
     workload: str, options: dict[str, Any], precision: str, seconds: float, device: str
 ) -> dict[str, Any]:
     """Train with this package and return throughput, floor and their ratio."""
-    from floor import FloorClock
-
-    clock = FloorClock(seconds)
+    if options.get("overlap"):  # its thread steps the environments that the floor would step
+        watch = peers.Stopwatch(seconds)
+        train(workload, watch, options, precision=precision, accelerator=device)
+        return {"sps": watch.rate(WORKLOADS[workload][3] * WORKLOADS[workload][4])}
+    clock = floor_clock(seconds)
     train(workload, clock, options, precision=precision, accelerator=device)
     return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "floor": clock.floor}
+
+
+def floor_clock(seconds: float) -> Any:
+    """Return a callback that measures speed and floor of a run in alternation, and then ends the run.
+
+    The alternation cancels drifts of the machine's speed. Afterwards ``sps`` holds the environment steps
+    per second, ``floor`` the seconds of each part of an iteration alone, ``floor_sps`` the environment
+    steps per second without overhead, and ``fraction`` the ratio of ``sps`` to ``floor_sps``.
+
+    Args:
+        seconds: Total duration of the measurements of speed.
+    """
+    import lightning as L
+
+    class FloorClock(L.Callback):
+        def __init__(self) -> None:
+            self._speeds: list[float] = []
+            self._floors: list[dict[str, float]] = []
+            self._iterations = 0
+            self._warm = False
+
+        def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+            self._start = time.perf_counter()
+
+        def on_train_batch_end(
+            self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            self._iterations += 1
+            elapsed = time.perf_counter() - self._start
+            if not self._warm:
+                self._warm = self._iterations >= WARM_UP or elapsed > WARM_UP_SECONDS
+                if not self._warm:
+                    return
+            elif elapsed > seconds / ROUNDS:
+                self._speeds.append(self._iterations * pl_module.data.frames_per_rollout / elapsed)
+                epoch = list(pl_module.minibatches(pl_module.advantages(batch)))
+                self._floors.append(floor(pl_module, epoch))
+                trainer.should_stop = len(self._floors) >= ROUNDS
+            else:
+                return
+            self._iterations = 0
+            self._start = time.perf_counter()
+
+        def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+            frames = pl_module.data.frames_per_rollout
+            self.sps = statistics.median(self._speeds)
+            self.floor = {
+                part: statistics.median(parts[part] for parts in self._floors) for part in self._floors[0]
+            }
+            self.floor_sps = frames / sum(self.floor.values())
+            pairs = zip(self._speeds, self._floors, strict=True)
+            self.fraction = statistics.median(speed * sum(parts.values()) / frames for speed, parts in pairs)
+
+    return FloorClock()
+
+
+def floor(module: Any, epoch: list[dict[str, Any]]) -> dict[str, float]:
+    """Measure the parts of an iteration alone: their sum is the time of an iteration without overhead.
+
+    The environments step with random actions. The policy acts on the same observations repeatedly,
+    including log-probabilities and values. The eager update is repeated on one minibatch without Lightning's
+    hooks, the compiled update on the minibatches of one epoch.
+
+    Args:
+        module: Algorithm in training. Its weights are kept; Adam's moments change.
+        epoch: Minibatches of tensors [B, ...].
+
+    Returns:
+        Seconds per iteration, by part.
+    """
+    import torch
+
+    from ppo_lightning.algorithms.minibatches import equal_parts
+    from ppo_lightning.algorithms.update import CompiledUpdate
+    from ppo_lightning.rollouts.storage import add_evaluation
+
+    data = module.data
+    agent = module.agent
+    hparams = module.hparams
+    minibatch = epoch[0]
+    compiled = isinstance(module.optimize, CompiledUpdate)
+    env = data.factory.make(data.env.num_envs, data.seed)
+    observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
+    noise = agent.noise((env.num_envs,)).numpy()
+    with module.trainer.precision_plugin.forward_context(), torch.inference_mode():
+        policy = type(agent).array_policy(agent)
+        memory = agent.initial_memory(env.num_envs)
+        state = None if memory is None else memory.numpy(force=True)
+        acting = data.num_steps * mean_seconds(lambda: policy(observation, noise, state))
+        if policy(observation, noise, state)[1] is None:
+            acting += mean_seconds(functools.partial(add_evaluation, agent, data.collector._rollout))
+    stepping = mean_seconds(raw_step(env), min_seconds=0.5)
+    env.close()
+    optimizer = module.trainer.optimizers[0]
+    (group,) = optimizer.param_groups
+    lr, group["lr"] = group["lr"], 0.0
+    parts = equal_parts(minibatch, module.microbatch_size)
+
+    def update() -> None:
+        with module.trainer.precision_plugin.forward_context():
+            if compiled:
+                module.optimize(epoch)
+                return
+            optimizer.zero_grad()
+            for part in parts:
+                (module.total_loss(part)[0] / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
+        optimizer.step()
+
+    updates = hparams.update_epochs * (1 if compiled else hparams.num_minibatches)
+    updating = updates * mean_seconds(update, min_seconds=0.5)
+    group["lr"] = lr
+    return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
+
+
+def raw_step(env: Any) -> Callable[[], Any]:
+    """Return a function that steps the environments with random actions, if possible without the adapter."""
+    import torch
+
+    envs = env.envs
+    spec = env.action_spec_unbatched
+    batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
+    if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
+        decode = getattr(env, "_from_row", None) or (lambda row: row)
+        chosen = itertools.cycle(
+            [batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches]
+        )
+
+        def step_one_by_one() -> None:
+            for single, action in zip(envs, next(chosen), strict=True):
+                _, _, terminated, truncated, _ = single.step(action)
+                if terminated or truncated:
+                    single.reset()
+
+        return step_one_by_one
+    actions = itertools.cycle(batches)
+    if type(env).__name__ in ("EnvPoolEnv", "CartPoleEnv"):
+        typed = itertools.cycle([batch.astype(envs.action_space.dtype) for batch in batches])
+        return lambda: envs.step(next(typed))
+
+    def step_adapter() -> None:
+        *_, terminated, truncated, _ = env.step_arrays(next(actions))
+        if (ended := terminated | truncated).any():
+            env.reset_arrays(ended)
+
+    return step_adapter
+
+
+def mean_seconds(function: Callable[[], Any], min_seconds: float = 0.3) -> float:
+    """Return the mean time of a call in seconds. Like the speed of a run, the mean includes interruptions.
+
+    Args:
+        function: Function to measure.
+        min_seconds: Minimum duration of the measurement in seconds.
+    """
+    function()
+    _wait_for_gpu()
+    calls = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < min_seconds:
+        function()
+        calls += 1
+    _wait_for_gpu()
+    return (time.perf_counter() - start) / calls
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def without_channels_last(
@@ -207,7 +392,13 @@ def measure(competitor: str, workload: str, args: argparse.Namespace) -> dict[st
     command += ["--seconds", str(args.seconds), "--device", args.device]
     command += ["--threads", str(args.threads)] if args.threads else []
     start = time.perf_counter()
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
+    try:
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
     if completed.returncode:
         raise RuntimeError(f"{competitor} on {workload} failed:\n{completed.stderr}")
     result = json.loads(completed.stdout.rsplit("RESULT", 1)[1])
@@ -222,7 +413,7 @@ def median(runs: list[dict[str, Any]], key: str) -> float:
 
 
 def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
-    """Print throughputs with their ratios, and the shares of time of our runs."""
+    """Print throughputs with their ratios, and the share of the floor in our runs."""
     others = ("stable-baselines3", "torchrl", "without channels-last and parts")
     others += ("sb3-contrib, like ours", "sb3-contrib")
     others = tuple(other for other in others if any(other in runs for runs in results.values()))
@@ -242,23 +433,10 @@ def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
             threads = runs[0]["threads"] or "default"
             speed = f"{median(runs, 'sps'):.0f}"
             print(f"| {workload} | {competitor} | {threads} | {speed} | {fraction} | {' | '.join(ratios)} |")
-    clocked = []
-    for workload, by_competitor in results.items():
-        clocked += [
-            (workload, competitor, runs) for competitor, runs in by_competitor.items() if "shares" in runs[0]
-        ]
-    if not clocked:
-        return
-    stages = clocked[0][2][0]["shares"]
-    print("\nShare of time by stage, %:\n")
-    print(f"| workload | | {' | '.join(stages)} |\n|---|---|{'---|' * len(stages)}")
-    for workload, competitor, runs in clocked:
-        shares = [f"{100 * statistics.median(run['shares'][stage] for run in runs):.1f}" for stage in stages]
-        print(f"| {workload} | {competitor} | {' | '.join(shares)} |")
 
 
 def main() -> None:
-    """Print two tables and write all measurements as JSON."""
+    """Print a table and write all measurements as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=None)
     parser.add_argument(
@@ -271,6 +449,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--threads", type=int, help="PyTorch threads of all competitors (default: the best of each)"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="endless Python loops beside each run (default: 0)"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
@@ -286,7 +467,7 @@ def main() -> None:
         name: {
             competitor: []
             for competitor in competitors(name, args.device)
-            if not args.competitors or competitor in args.competitors
+            if competitor in (args.competitors or {competitor} - {OVERLAP})
         }
         for name in names
     }

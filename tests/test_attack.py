@@ -32,11 +32,11 @@ runpy.run_path("benchmarks/attack.py", run_name="__main__")
 
 
 @pytest.fixture
-def forked(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import forked
+def script(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the script would set for good
+    from benchmarks import attack
 
-    return forked
+    return attack
 
 
 def attack(folder, *command, **tries):
@@ -92,14 +92,14 @@ def test_planted_losses_are_found(tmp_path):
         (0, "Traceback (most recent call last):\nOSError: full\nmore", "traceback: OSError: full"),
     ],
 )
-def test_the_end_of_a_process_is_judged(forked, code, errors, complaint):
-    assert forked.complaint(code, errors).startswith(complaint)
-    assert bool(forked.complaint(code, errors)) == bool(complaint)
+def test_the_end_of_a_process_is_judged(script, code, errors, complaint):
+    assert script.complaint(code, errors).startswith(complaint)
+    assert bool(script.complaint(code, errors)) == bool(complaint)
 
 
-def test_states_are_compared_to_the_bit(forked):
+def test_states_are_compared_to_the_bit(script):
     one = {"a": [torch.ones(2), 1.0], "b": (3, "x")}
-    assert forked.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "x")}) == ""
-    assert forked.difference(one, {"a": [torch.ones(2) + 1e-7, 1.0], "b": (3, "x")}) == ".a[0]"
-    assert forked.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "y")}) == ".b[1]"
-    assert forked.difference(one, {"a": [torch.ones(2), 1.0]}) == "everything"
+    assert script.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "x")}) == ""
+    assert script.difference(one, {"a": [torch.ones(2) + 1e-7, 1.0], "b": (3, "x")}) == ".a[0]"
+    assert script.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "y")}) == ".b[1]"
+    assert script.difference(one, {"a": [torch.ones(2), 1.0]}) == "everything"

@@ -35,16 +35,16 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "attack": [
         Command("--kills 1 --files 1 --disks 1 --settings 2 --workers 1 --output a.md", "random settings")
     ],
-    "best": [Command("--images .", "Interquartile mean")],
-    "busy_machine": [
-        Command(f"--workloads cartpole-64x128 --busy 1 --who eager stable-baselines3 {SHORT}", "eager")
-    ],
-    "candidate_table": [Command("", r"\| \[?SPO")],
     "candidates": [Command("")],  # a module: tests/algorithms/test_candidates.py
+    "collection": [
+        Command("workers --repeats 1 --seconds 0.2", "TorchRL ParallelEnv"),
+        Command("ray --repeats 1 --seconds 0.2", r"\| ray, 4 workers \|"),
+        Command("transforms --workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both "),
+        Command("backends --repeats 1 --num_envs 4", "torch, compiled"),
+    ],
     "compare_checkouts": [  # one measurement each: the ratio, and with it the exit code, is chance
         Command(f"{ROOT} {ROOT} --workloads cartpole-64x128 {SHORT}", r"ratio of medians", (0, 1))
     ],
-    "selection_table": [Command("", r"\| no change")],
     "defaults": [
         Command(
             "--arms today guess stable-baselines3 --tasks FrozenLakeDry-v0 Goal-v0 --budgets 2048"
@@ -56,29 +56,13 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)Goal-v0 \| 2048 .*at least as high on \d of 2 tasks.*`guess` and `today`.*of 2 tasks",
         ),
     ],
-    "ppo_or_sac": [Command("", r"\| with 5 ms per step \| 60 \| \d")],
-    "rpo_table": [Command("", "WalkerWalk|PendulumSwingup")],
-    "floor": [Command("")],  # a module of speed.py
-    "forked": [Command("")],  # a module of attack.py
-    "multiagent": [
-        Command("torchrl --steps 6000 --output .", "torchrl"),
-        Command("ippo --steps 6000 --output .", "ippo"),
-        Command("mappo --steps 6000 --output .", "mappo"),
-        Command("report --output .", r"(?s)\| torchrl .*\| ippo .*\| mappo "),
-    ],
-    "mutations": [Command("")],  # a module of attack.py
+    "figures": [Command("--output . && test -s speed.png && test -s offpolicy.png")],
     "offpolicy_speed": [
         Command("--workloads dqn-cartpole --repeats 1 --seconds 1", r"\| dqn-cartpole \| 50 \| ours \| \d+ ")
     ],
-    "overlap": [Command(f"--workloads cartpole-64x128 {SHORT}", r"\| cartpole-64x128 \| \d+")],
-    "peers": [Command("")],  # a module of speed.py
-    "plain_python": [Command("--busy 0 --repeats 1 --steps 4096", r"\| 0 \| \d+")],
-    "privileged": [
-        Command("--seeds 1 --steps 8192 --output .", r"(?s)\| privileged .*\| state "),
-        Command("--report --output .", r"(?s)\| privileged .*\| state "),
-    ],
-    "purejaxrl": [  # our half; the other half needs a checkout of PureJaxRL, and JAX
-        Command("--one ours --sizes 2048x128", '"sps"')
+    "peers": [
+        Command("ppo CartPole-v1 --steps 512 --seeds 1 --output a && cat a", "ppo,CartPole-v1,1,512,"),
+        Command("sac Pendulum-v1 --steps 300 --seeds 1 --output a && cat a", "sac,Pendulum-v1,1,300,"),
     ],
     "ranks": [
         Command(
@@ -86,43 +70,49 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"before, 2 ranks \| after, 2 ranks \|",
         )
     ],
-    "ray_workers": [Command("--repeats 1 --seconds 0.2", r"\| ray, 4 workers \|")],
     "reference_runs": [
         Command("record a.json --runs cartpole"),
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
     ],
     "resolve": "asks a package index",
-    "rnd": [
-        Command("cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
-        Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
-    ],
-    "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
-    "sb3_returns": [
-        Command("ppo CartPole-v1 --steps 512 --seeds 1 --output a && cat a", "ppo,CartPole-v1,1,512,"),
-        Command("sac Pendulum-v1 --steps 300 --seeds 1 --output a && cat a", "sac,Pendulum-v1,1,300,"),
-    ],
     "scaling": [
         Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
         Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),
-    ],
-    "selfplay": [
-        Command("connectfour --seeds 1 --steps 8192 --games 4 --arms recipe --output .", r"\| minimax:2 "),
-        Command("tictactoe --seeds 1 --steps 8192 --games 4 --output .", r"(?s)\| same_sign .*\| reward_of_"),
-        Command("curve elo.csv --output ratings --images . && test -s connectfour_elo.png", '"elo"'),
-    ],
-    "soak": [
-        Command(
-            f"--recipes {ROOT}/configs/classic/cartpole.yaml --hours 0.009 --interval 4 --csv soak.csv",
-            r"\| cartpole \| [\d.]+ \| \d+ \| \d+ \| \d+ \| ",
-        )
     ],
     "speed": [
         Command(
             f"--workloads cartpole-4x128 --competitors ours stable-baselines3 torchrl {SHORT}",
             r"(?s)\| ours .*\| stable-baselines3 .*\| torchrl ",
+        ),
+        Command(
+            f"--workloads cartpole-64x128 --competitors 'ours, compiled, overlap' --busy 1 {SHORT}",
+            r"\| ours, compiled, overlap \| default \| \d+",
+        ),
+    ],
+    "studies": [
+        Command("rnd cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
+        Command("rnd --output .", r"(?s)\| rnd .*\| ppo "),
+        Command(
+            "multiagent torchrl ippo mappo --seeds 1 --steps 6000 --output games",
+            r"(?s)\| torchrl .*\| ippo .*\| mappo ",
+        ),
+        Command(
+            "selfplay connectfour --seeds 1 --steps 8192 --games 4 --arms recipe --output .",
+            r"\| minimax:2 ",
+        ),
+        Command(
+            "selfplay tictactoe --seeds 1 --steps 8192 --games 4 --output .",
+            r"(?s)\| same_sign .*\| reward_of_",
+        ),
+    ],
+    "tables": [
+        Command(
+            "",
+            r"(?s)Interquartile mean.*\| \[?SPO.*\| no change.*PendulumSwingup.*with 5 ms per step \| 60 ",
         )
     ],
     "time_to_return": [
+        Command("--beside ours --sizes 2048x128", '"sps"'),  # the other half needs PureJaxRL
         Command(
             "--workloads cartpole-fast --programs tensors stable-baselines3 --seeds 1 --steps 4096",
             r"(?s)tensors, warm cache \| .*\| cartpole-fast, stable-baselines3 \| .* \| not reached",
@@ -132,8 +122,6 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)eager \| .*\| halfcheetah, stable-baselines3 \| .* \| not reached",
         ),
     ],
-    "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
-    "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
     "zoo": "trains for an hour, and writes into the checkout",
 }  # fmt: skip
 
@@ -145,9 +133,6 @@ def test_the_list_is_complete():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_runs(name, tmp_path):
-    if name == "selfplay":  # the Elo ratings of a run, in place of a run that rates
-        text = (BENCHMARKS / "results/selfplay/elo.csv").read_text()
-        (tmp_path / "elo.csv").write_text(text)
     commands = SCRIPTS[name]
     for command in [Command("--help", "usage")] if isinstance(commands, str) else commands:
         line = f"{shlex.quote(sys.executable)} {BENCHMARKS / name}.py {command.arguments}"

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks import candidate_table, ppo_or_sac, rpo_table, scaling, selection_table
+from benchmarks import scaling, tables
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands.recipes import bundled_recipes
 from ppo_lightning.experiments.report import PUBLISHED, read_csv
@@ -19,16 +19,16 @@ DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks/results"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 LABELS = {"recipe", "env_id", "program", "task", "mujoco", "critic", "arm", "opponent", "deterministic"}
+LABELS |= {"group", "change", "series"}
 NUMBER = r"-?\d+(?:\.\d+)?"
 
 
 @pytest.mark.parametrize(
     ("script", "flags", "page"),
     [
-        (candidate_table, [], "best.md"),
-        (selection_table, [], "best.md"),
-        (ppo_or_sac, [], "off-policy.md"),
-        (rpo_table, [], "continuous.md"),
+        (tables, ["candidates", "selection"], "best.md"),
+        (tables, ["ppo_or_sac"], "off-policy.md"),
+        (tables, ["rpo"], "continuous.md"),
         (scaling, ["--table"], "scaling.md"),
     ],
 )
