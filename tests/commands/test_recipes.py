@@ -10,6 +10,7 @@ import yaml
 import ppo_lightning
 from ppo_lightning import PPO
 from ppo_lightning.experiments.report import read_csv
+from ppo_lightning.offpolicy.module import OffPolicyModule
 from tests.commands.conftest import checkpoint_of
 from tests.helpers import NO_PROCGEN, RECIPE, ROOT, short
 
@@ -158,6 +159,36 @@ def test_a_recipe_has_the_settings_of_its_source(pattern):
     for recipe in recipes:
         found = settings(recipe)
         assert {name: found[name] for name in PUBLISHED[pattern]} == PUBLISHED[pattern], recipe
+
+
+# Classes -> settings that each recipe names, as their defaults are for runs without a recipe.
+SPELLED_OUT = {
+    ppo_lightning.PPO: "learning_rate anneal_lr gamma gae_lambda num_minibatches update_epochs norm_adv clip_coef"
+    " clip_vloss ent_coef vf_coef max_grad_norm target_kl adam_eps norm_reward",
+    ppo_lightning.RPO: "rpo_alpha",
+    ppo_lightning.PPG: "n_iteration e_auxiliary beta_clone num_aux_rollouts",
+    ppo_lightning.RND: "update_proportion int_coef ext_coef int_gamma num_iterations_obs_norm_init",
+    OffPolicyModule: "gamma buffer_size batch_size learning_starts train_frequency tau",
+    ppo_lightning.DQN: "learning_rate target_network_frequency start_e end_e exploration_fraction",
+    ppo_lightning.C51: "n_atoms v_min v_max",
+    ppo_lightning.DDPG: "learning_rate exploration_noise policy_frequency",
+    ppo_lightning.TD3: "policy_noise noise_clip",
+    ppo_lightning.SAC: "policy_lr q_lr policy_frequency target_network_frequency autotune alpha",
+    ppo_lightning.DiscreteSAC: "target_entropy_scale",
+    ppo_lightning.MLPAgent: "norm_obs",
+    ppo_lightning.RolloutDataModule: "env_id num_envs num_steps total_timesteps",
+}
+
+
+def test_a_recipe_names_its_settings_so_that_a_default_may_change():
+    for recipe in (ROOT / "configs").rglob("*.yaml"):
+        config = yaml.safe_load(recipe.read_text())
+        agent = config["model"]["init_args"].get("agent", {"class_path": "ppo_lightning.CNNAgent"})
+        data = {"class_path": "ppo_lightning.RolloutDataModule", "init_args": config["data"]}
+        for part in (config["model"], agent, data):
+            chosen = getattr(ppo_lightning, part["class_path"].rpartition(".")[2])
+            names = {name for it in SPELLED_OUT if issubclass(chosen, it) for name in SPELLED_OUT[it].split()}
+            assert names <= part.get("init_args", {}).keys(), recipe
 
 
 def test_each_recipe_has_a_folder_of_its_own():
