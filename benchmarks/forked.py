@@ -26,11 +26,14 @@ FORK = multiprocessing.get_context("fork")
 # Exit codes that no process has.
 LONG = 1001  # ended by SIGTERM after the timeout
 DEAF = 1002  # ignored SIGTERM, ended by SIGKILL
-CLASSIC = Path(__file__).parent.parent / "configs/classic"
-RUNS = {  # the second run has running statistics of observations and rewards
-    "cartpole": [],
-    "acrobot": ["--model.norm_reward=true", "--model.agent.init_args.norm_obs=true"],
-    "cartpole_lstm_masked_velocity": [],
+CONFIGS = Path(__file__).parent.parent / "configs"
+RUNS = {  # recipe and flags; the second run has running statistics of observations and rewards
+    "cartpole": ("ppo/classic", []),
+    "acrobot": (
+        "ppo/classic",
+        ["--data.env_id=Acrobot-v1", "--model.norm_reward=true", "--model.agent.init_args.norm_obs=true"],
+    ),
+    "cartpole_lstm_masked_velocity": ("recurrent_ppo/cartpole_masked_velocity", []),
 }
 ROLLOUTS = 40  # rollouts per run
 COUNTERS = ("global_step", "env_steps", "episode_returns")
@@ -149,10 +152,10 @@ def fit(
         rollouts: Number of rollouts.
         hook: Called with -1 before ``fit``, and before each rollout with the number of finished ones.
     """
-    recipe = CLASSIC / f"{name}.yaml"
+    recipe, own = CONFIGS / f"{RUNS[name][0]}.yaml", RUNS[name][1]
     data = yaml.safe_load(recipe.read_text())["data"]
     steps = data["num_envs"] * data["num_steps"] * rollouts
-    args = ["fit", "--config", str(recipe), *RUNS[name], f"--data.total_timesteps={steps}"]
+    args = ["fit", "--config", str(recipe), *own, f"--data.total_timesteps={steps}"]
 
     def run() -> None:
         if hook is not None:

@@ -130,7 +130,7 @@ def train_ours(recipe: str, seed: int, steps: int, curve: Path) -> dict:
     from ppo_lightning.commands.cli import main as run_command
 
     flags = {"seed_everything": seed, "data.total_timesteps": steps * AGENTS, "num_threads": 1}
-    command = ["fit", "--config", str(ROOT / f"configs/multiagent/simple_spread_{recipe}.yaml")]
+    command = ["fit", "--config", str(ROOT / f"configs/ppo/simple_spread_{recipe}.yaml")]
     command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         wall, cpu = time.perf_counter(), time.process_time()

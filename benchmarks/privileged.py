@@ -19,7 +19,7 @@ from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "configs/playground/go1.yaml"
+RECIPE = ROOT / "configs/ppo/go1.yaml"
 CRITICS = {"privileged": ["privileged_state", "state"], "state": ["state"]}
 LAST = 0.25  # share of the run over which explained variance and training return are averaged
 COLUMNS = {

@@ -5,7 +5,7 @@
 DIRECTORY holds `ppo.py` and `wrappers.py` from the folder `purejaxrl` of
 https://github.com/luchris429/purejaxrl (measured: 31756b1). PYTHON is the interpreter of an environment with
 `pip install gymnax==0.0.9 jax flax optax distrax` (measured: jax 0.10.2).
-Both programs use the settings of `configs/classic/cartpole.yaml`, a fresh process for each run, and their
+Both programs use the settings of `configs/ppo/classic.yaml`, a fresh process for each run, and their
 best number of threads: JAX all cores, ours `--threads`.
 
 Throughput leaves out compilation. The duration until a return of 475 (mean of the last 100 episodes) counts

@@ -1,4 +1,4 @@
-"""Write the settings of every bundled recipe, defaults included, as JSON: to compare them between two commits.
+"""Write the settings of every bundled recipe, defaults included, as JSON, to compare two commits.
 
 `python benchmarks/resolved_recipes.py before.json` writes what `fit --print_config` prints for each name, the
 name of the run, and the arguments of an agent that the recipe leaves to its algorithm.
@@ -8,13 +8,14 @@ import argparse
 import inspect
 import json
 import pkgutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ppo_lightning.commands.recipes import bundled_recipes
+from ppo_lightning.commands.recipes import bundled_recipes, bundled_tasks
 from ppo_lightning.experiments.tune import resolved
 
 
@@ -35,7 +36,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     output = parser.parse_args(args).output
-    recipes = {name: settings_of(name) for name in bundled_recipes()}
+    sys.argv = sys.argv[:1]  # of which Lightning would warn for each recipe
+    recipes = {name: settings_of(name) for name in (*bundled_recipes(), *bundled_tasks())}
     output.write_text(json.dumps(recipes, indent=1, sort_keys=True, default=str) + "\n")
 
 

@@ -34,6 +34,8 @@ OWN = {
     "num_iterations_obs_norm_init",
 }
 SHORT = {"data.total_timesteps": 200_000}
+ACROBOT = SHORT | {"data.env_id": "Acrobot-v1"}
+MOUNTAINCAR = {"data.env_id": "MountainCar-v0", "data.total_timesteps": 400_000}
 # Task -> target of the mean return, and arm -> recipe, algorithm and settings that differ from the recipe.
 TASKS: dict[str, tuple[float, dict[str, tuple[str, str, dict[str, Any]]]]] = {
     "mountaincar": (
@@ -41,7 +43,7 @@ TASKS: dict[str, tuple[float, dict[str, tuple[str, str, dict[str, Any]]]]] = {
         {
             "rnd": ("rnd/mountaincar", "RND", {}),
             "ppo": ("rnd/mountaincar", "PPO", {}),
-            "ppo_classic": ("classic/mountaincar", "PPO", {"data.total_timesteps": 400_000}),
+            "ppo_classic": ("ppo/classic", "PPO", MOUNTAINCAR),
         },
     ),
     "mountaincar_sparse": (
@@ -51,9 +53,9 @@ TASKS: dict[str, tuple[float, dict[str, tuple[str, str, dict[str, Any]]]]] = {
     "multiroom": (0.5, {"rnd": ("rnd/multiroom", "RND", {}), "ppo": ("rnd/multiroom", "PPO", {})}),
     "cartpole": (
         475.0,
-        {"rnd": ("classic/cartpole", "RND", SHORT), "ppo": ("classic/cartpole", "PPO", SHORT)},
+        {"rnd": ("ppo/classic", "RND", SHORT), "ppo": ("ppo/classic", "PPO", SHORT)},
     ),
-    "acrobot": (-100.0, {"rnd": ("classic/acrobot", "RND", SHORT), "ppo": ("classic/acrobot", "PPO", SHORT)}),
+    "acrobot": (-100.0, {"rnd": ("ppo/classic", "RND", ACROBOT), "ppo": ("ppo/classic", "PPO", ACROBOT)}),
 }
 
 

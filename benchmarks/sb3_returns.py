@@ -2,7 +2,7 @@
 
 `python benchmarks/sb3_returns.py sac HalfCheetah-v4 --steps 200000 --seeds 1 2 --output FILE.csv` writes one
 row per run, with the columns of `compare`. TD3 has the settings of `configs/td3`, SAC those of `configs/sac`
-with the exceptions in `peers.py`, PPO those of `configs/classic/cartpole.yaml`. It needs the extra
+with the exceptions in `peers.py`, PPO those of `configs/ppo/classic.yaml`. It needs the extra
 `benchmark`, and LunarLander box2d 2.3.10.
 """
 

@@ -1,8 +1,8 @@
 """Measure the memory growth of long runs: train recipes in parallel for hours and fit lines to their memory.
 
-`python benchmarks/soak.py --recipes configs/classic/cartpole_lstm_masked_velocity.yaml
-configs/memory/minigrid.yaml [--hours 2] [--csv PATH]`. The growth is the slope of the resident memory after
-the first quarter, in which caches fill.
+`python benchmarks/soak.py --recipes configs/recurrent_ppo/cartpole_masked_velocity.yaml
+configs/recurrent_ppo/minigrid.yaml [--hours 2] [--csv PATH]`. The growth is the slope of the resident memory
+after the first quarter, in which caches fill.
 """
 
 import argparse

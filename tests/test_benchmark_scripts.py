@@ -27,7 +27,7 @@ class Command(NamedTuple):
 SCRIPTS: dict[str, list[Command] | str] = {
     "ablate": [
         Command(
-            f"--config {ROOT}/configs/classic/cartpole.yaml --details 7 --seeds 1 --output ."
+            f"--config {ROOT}/configs/ppo/classic.yaml --details 7 --seeds 1 --output ."
             " --data.total_timesteps 1024 --data.eval_episodes 1 && test -s ablation.png",
             r"(?s)\| the recipe .*\| without 7, advantage normalization ",
         )
@@ -92,6 +92,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
     ],
     "resolve": "asks a package index",
+    "resolved_recipes": [Command("a.json && cat a.json", '"sac/walker2d"')],
     "rnd": [
         Command("cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
         Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
@@ -112,8 +113,8 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "soak": [
         Command(
-            f"--recipes {ROOT}/configs/classic/cartpole.yaml --hours 0.009 --interval 4 --csv soak.csv",
-            r"\| cartpole \| [\d.]+ \| \d+ \| \d+ \| \d+ \| ",
+            f"--recipes {ROOT}/configs/ppo/classic.yaml --hours 0.009 --interval 4 --csv soak.csv",
+            r"\| classic \| [\d.]+ \| \d+ \| \d+ \| \d+ \| ",
         )
     ],
     "speed": [
