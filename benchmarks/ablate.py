@@ -1,6 +1,6 @@
 """Train a recipe with implementation details switched off, one at a time.
 
-`python benchmarks/ablate.py --config configs/classic/cartpole.yaml --details 4 5 7` trains the recipe as it
+`python benchmarks/ablate.py --config configs/ppo/classic.yaml --details 4 5 7` trains the recipe as it
 is, and once without each of the details. It writes the files of `ppo-lightning benchmark`, and draws learning
 curves and final returns to `ablation.png`. It needs the extra `report`.
 """

@@ -51,11 +51,17 @@ LONG = 1001  # ended by SIGTERM after the timeout
 DEAF = 1002  # ignored SIGTERM, ended by SIGKILL
 CONFIGS = Path(__file__).parent.parent / "configs"
 RUNS = {  # the second run has running statistics of observations and rewards
-    "cartpole": [],
-    "acrobot": ["--model.norm_reward=true", "--model.agent.init_args.norm_obs=true"],
-    "cartpole_lstm_masked_velocity": [],
+    "cartpole": ["--config=ppo/classic"],
+    "acrobot": [
+        "--config=ppo/classic",
+        "--data.env_id=Acrobot-v1",
+        "--model.norm_reward=true",
+        "--model.agent.init_args.norm_obs=true",
+    ],
+    "cartpole_lstm": ["--config=recurrent_ppo/cartpole_masked_velocity", "--data.num_envs=4"],
 }
 ROLLOUTS = 40  # rollouts per run
+FRAMES = 512  # steps of a rollout, 4 environments x 128
 COUNTERS = ("global_step", "env_steps", "episode_returns")
 STATE = ("state_dict", "optimizer_states", "lr_schedulers", *COUNTERS)
 SAVE_EVERY_4 = "--data.rollouts_per_epoch=4"
@@ -172,10 +178,7 @@ def fit(
         rollouts: Number of rollouts.
         hook: Called with -1 before ``fit``, and before each rollout with the number of finished ones.
     """
-    recipe = CONFIGS / f"classic/{name}.yaml"
-    data = yaml.safe_load(recipe.read_text())["data"]
-    steps = data["num_envs"] * data["num_steps"] * rollouts
-    args = ["fit", "--config", str(recipe), *RUNS[name], f"--data.total_timesteps={steps}"]
+    args = ["fit", *RUNS[name], f"--data.total_timesteps={FRAMES * rollouts}"]
 
     def run() -> None:
         if hook is not None:
@@ -225,8 +228,9 @@ def train(name: str, scratch: Path, *flags: str, rollouts: int = ROLLOUTS) -> Re
     return Reference(end[0], {key: end[1][key] for key in STATE}, time.monotonic() - started)
 
 
-FOLDERS = ("classic", "memory", "mujoco", "spaces")
-RECIPES = sorted(path for folder in FOLDERS for path in (CONFIGS / folder).glob("*.yaml"))
+NAMES = ["classic", "pendulum", "cartpole_masked_velocity", "minigrid", "mujoco", "halfcheetah_fast", "locks"]
+RECIPES = [CONFIGS / f"ppo/{name}.yaml" for name in NAMES]
+RECIPES += [CONFIGS / f"recurrent_ppo/{name}.yaml" for name in NAMES[2:4]]
 # Class, prefix of its flags, path in YAML.
 OWNERS: list[tuple[Any, str, list[str]]] = [
     (PPO, "--model.", ["model", "init_args"]),

@@ -2,7 +2,7 @@
 
 Each class is used through the command line, from the root of the repository:
 
-    python -m ppo_lightning fit --config configs/mujoco/hopper.yaml --model benchmarks.candidates.AdamRel
+    python -m ppo_lightning fit --config configs/ppo/mujoco.yaml --model benchmarks.candidates.AdamRel
 """
 
 import functools

@@ -137,7 +137,7 @@ def stable_baselines3_like_cartpole(
     learning_rate: float = 2.5e-4,
     **changes: Any,
 ) -> Any:
-    """Make Stable-Baselines3's PPO with the settings of configs/classic/cartpole.yaml.
+    """Make Stable-Baselines3's PPO with the settings of configs/ppo/classic.yaml.
 
     Args:
         env_id: Environment.

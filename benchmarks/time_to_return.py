@@ -55,7 +55,7 @@ def annealed(left: float) -> float:
 
 
 WORKLOADS = {
-    "cartpole": Workload("CartPole-v1", 475.0, f"--config {CONFIGS / 'classic/cartpole.yaml'}", 500_000, {}),
+    "cartpole": Workload("CartPole-v1", 475.0, f"--config {CONFIGS / 'ppo/classic.yaml'}", 500_000, {}),
     # Few large updates on many environments: the fastest settings found.
     "cartpole-fast": Workload(
         "CartPole-v1",
@@ -73,7 +73,7 @@ WORKLOADS = {
     "halfcheetah": Workload(
         "HalfCheetah-v4",
         3000.0,
-        f"--config {CONFIGS / 'best/halfcheetah.yaml'}",
+        f"--config {CONFIGS / 'ppo/halfcheetah_best.yaml'}",
         1_000_000,
         {
             "num_envs": 8, "norm": True, "n_steps": 256, "batch_size": 64, "n_epochs": 10,

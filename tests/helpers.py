@@ -29,7 +29,7 @@ REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps"
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
 
-RECIPE = str(ROOT / "configs/classic/cartpole.yaml")
+RECIPE = str(ROOT / "configs/ppo/classic.yaml")
 
 NO_DM_CONTROL = "dm_control needs labmaze, which has no wheels for Python 3.13 and newer"
 NO_PROCGEN = "procgen-mirror has wheels for Python 3.11 and 3.12 on Linux only"
@@ -47,23 +47,25 @@ def short(recipe=None, rollouts=2, **sizes):
     if recipe is not None:
         data |= yaml.safe_load(Path(recipe).read_text())["data"]
     sizes = {"num_envs": data["num_envs"], "num_steps": min(data["num_steps"], 512)} | sizes
-    family, flags = Path(recipe or "").parent.name, []
+    path, flags = Path(recipe or ""), []
+    family = path.stem if path.parent.name == "ppo" else path.parent.name
     if "ALE/" in str(data["env_id"]) or str(data["env_id"]).startswith("atari/"):
         sizes |= {"num_steps": 16, "num_envs": min(sizes["num_envs"], 16)}  # one has 128
         flags += ["--data.env_kwargs.max_episode_frames", "400"]
-    if family == "multiagent":
+    if family.startswith("simple_spread"):
         sizes["num_steps"] = 30
     if data.get("backend") == "procgen":
         sizes = {"num_envs": 16, "num_steps": 8}
-    if family == "tensor":  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
+    if ".make_" in str(data["env_id"]):  # tests/envs/test_jax_env.py and test_isaac_lab.py have these
         sizes = {"num_envs": 64, "num_steps": 16}
         flags += ["--data.env_id", "tests.envs.simulators.StandIn", "--trainer.accelerator", "cpu"]
+    long = ("mujoco", "halfcheetah_fast", "dm_control", "rpo")
     of_family = {
         "selfplay": ["--model.rating_games", "2"],
         "rnd": ["--model.num_iterations_obs_norm_init", "1"],
         "ppg": ["--model.n_iteration", "2"],
         **{name: ["--model.learning_starts", "10"] for name in ("dqn", "c51", "ddpg", "td3", "sac")},
-        **{name: ["--data.env_kwargs.max_episode_steps", "50"] for name in ("mujoco", "rpo", "dm_control")},
+        **{name: ["--data.env_kwargs.max_episode_steps", "50"] for name in long},
     }
     sizes["total_timesteps"] = rollouts * sizes["num_envs"] * sizes["num_steps"]
     flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
@@ -347,7 +349,7 @@ class Runs:
 
     def newest(self):
         """Return the newest checkpoint; None if there is none."""
-        paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
+        paths = self.folder.glob("runs/*/*/checkpoints/*.ckpt")
         return max(paths, key=lambda path: path.stat().st_mtime, default=None)
 
     def final(self, steps):

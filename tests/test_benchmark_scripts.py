@@ -27,7 +27,7 @@ class Command(NamedTuple):
 SCRIPTS: dict[str, list[Command] | str] = {
     "ablate": [
         Command(
-            f"--config {ROOT}/configs/classic/cartpole.yaml --details 7 --seeds 1 --output ."
+            f"--config {ROOT}/configs/ppo/classic.yaml --details 7 --seeds 1 --output ."
             " --data.total_timesteps 1024 --data.eval_episodes 1 && test -s ablation.png",
             r"(?s)\| the recipe .*\| without 7, advantage normalization ",
         )
@@ -75,6 +75,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
     ],
     "resolve": "asks a package index",
+    "resolved_recipes": [Command("a.json && cat a.json", '"sac/walker2d"')],
     "scaling": [
         Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
         Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),

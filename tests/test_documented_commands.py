@@ -14,7 +14,7 @@ import torch
 from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
-from ppo_lightning.commands.recipes import recipe_path
+from ppo_lightning.commands.recipes import bundled_name, bundled_tasks, find_recipe
 from ppo_lightning.experiments.tune import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
 from tests.helpers import RECIPE, Forked, command_line, short
@@ -149,7 +149,7 @@ class Reader:
         sizes = {name: int(value(args, f"--data.{name}")) for name in names}
         rollouts = 2 + 4 * ("--auto_resume" in args) + 6 * (path == "last")
         recipe = value(args, "--config")
-        return short(recipe and recipe_path(recipe), rollouts, **sizes)
+        return short(recipe and find_recipe(recipe)[0], rollouts, **sizes)
 
     def run(self, args):
         """Run a command: in this process, or in a new one if the command starts others."""
@@ -282,7 +282,9 @@ def test_what_is_not_run_is_parsed_or_looked_up(reader):
             assert options.module and options.training_script == "ppo_lightning"
             reader.run([*options.training_script_args, "--print_config"])
         elif program in ("sbatch", "kubectl"):
-            assert all((ROOT / arg).exists() for arg in args if "/" in arg), command
+            assert all(
+                (ROOT / arg).exists() or bundled_name(arg) in bundled_tasks() for arg in args if "/" in arg
+            ), command
         elif program == "docker":
             assert args[0] in ("build", "run")
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import scaling, tables
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
-from ppo_lightning.commands.recipes import bundled_recipes
+from ppo_lightning.commands.recipes import bundled_recipes, bundled_tasks
 from ppo_lightning.experiments.report import PUBLISHED, read_csv
 from tests.helpers import ROOT
 
@@ -127,4 +127,4 @@ def test_users_of_other_libraries_find_settings_and_recipes_that_exist():
     assert len(named) > 25 and named <= known
     cells = re.findall(r"^\| `\w+\.py`.*?\|(.*?)\|", text, re.MULTILINE)
     recipes = set(re.findall(r"`(\w+/\w+)`", " ".join(cells)))
-    assert len(recipes) > 15 and recipes <= bundled_recipes().keys()
+    assert len(recipes) > 15 and recipes <= bundled_recipes().keys() | bundled_tasks().keys()

@@ -1,10 +1,11 @@
 """The arguments of ``fit``, ``validate`` and ``test``, read once before Lightning parses them."""
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from ppo_lightning.commands.recipes import parse_yaml, read_yaml, recipe_path
+from ppo_lightning.commands.recipes import find_recipe, parse_yaml, read_yaml
 from ppo_lightning.errors import ConfigError
 
 GROUPS = ("--model", "--data", "--trainer")  # options that take a file with the settings of a group
@@ -27,7 +28,7 @@ class Arguments:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.command = words[0]
-        self.configs: list[str] = []  # names of recipes, files and YAML texts, in their order
+        self.configs: list[str] = []  # files and YAML texts, in their order
         self.options: list[tuple[str, list[str]]] = []  # name and words of each other option, in their order
         self.extend(words[1:])
 
@@ -42,9 +43,9 @@ class Arguments:
                 if name != "--config":
                     self.options.append((name, [word]))
                 elif equals:
-                    self.configs.append(value)
+                    self._add_recipe(value)
             elif name == "--config":
-                self.configs.append(word)
+                self._add_recipe(word)
                 name = ""
             elif name:
                 self.options[-1][1].append(word)
@@ -52,6 +53,10 @@ class Arguments:
                 self.options.append(("", [word]))  # the parser refuses it
         if name == "--config" and not equals:
             raise ConfigError("--config needs a value: the name of a bundled recipe, or a YAML file.")
+
+    def _add_recipe(self, value: str) -> None:
+        path, task = find_recipe(value)
+        self.configs += [path] if task is None else [path, json.dumps(task.settings())]
 
     @property
     def asks_for_help(self) -> bool:
@@ -74,7 +79,7 @@ class Arguments:
             is_class = name in CLASSES and names.count(name) == 1  # of several, the last one wins
             return 1 + CLASSES.index(name) if is_class else 3
 
-        recipes = [f"--config={recipe_path(config)}" for config in self.configs]
+        recipes = [f"--config={config}" for config in self.configs]
         flags = [word for _, words in sorted(self.options, key=rank) for word in words]
         return [self.command, *recipes, *flags]
 
@@ -82,8 +87,8 @@ class Arguments:
         """Return the class path of the algorithm that options or recipes name. The last one counts."""
         class_path = default
         for config in self.configs:
-            path = recipe_path(config)
-            recipe = read_yaml(path, "--config") if os.path.isfile(path) else parse_yaml(path, "--config")
+            is_file = os.path.isfile(config)
+            recipe = read_yaml(config, "--config") if is_file else parse_yaml(config, "--config")
             settings = recipe if isinstance(recipe, dict) else {}
             for group in ("data", "trainer"):
                 if not isinstance(settings.get(group, {}), dict | str):

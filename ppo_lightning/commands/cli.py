@@ -47,7 +47,7 @@ from ppo_lightning.commands.options import (
     SETTINGS,
     TRAINER_DEFAULTS,
 )
-from ppo_lightning.commands.recipes import bundled_recipes
+from ppo_lightning.commands.recipes import bundled_name, bundled_recipes, bundled_tasks
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import Actor, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -280,7 +280,8 @@ def _explain_parsing(message: str, arguments: Arguments) -> str:
         name = extra[1]
         if name.startswith("-"):
             return _explain_unknown(name)
-        is_recipe = name in bundled_recipes() or name.endswith((".yaml", ".yml"))
+        known = bundled_recipes().keys() | bundled_tasks().keys()
+        is_recipe = bundled_name(name) in known or name.endswith((".yaml", ".yml"))
         meant = f"--config {name}" if is_recipe else f"--data.env_id {name}"
         return f"the argument {name!r} belongs to no option: did you mean {meant}?"
     option = r"(?:(?:Group '(\S+)'|Subcommand '\w+') does not accept option|Option) '([^']+)'"

@@ -98,7 +98,7 @@ def run_without_imports(args: Sequence[str]) -> bool:
         print("usage: ppo-lightning COMMAND [--config RECIPE] [--OPTION VALUE ...]\n")
         print("PPO, SAC, DQN and others with TorchRL and PyTorch Lightning. Every command has a --help:\n")
         print(*(f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()), sep="\n")
-        print("\nStart with: ppo-lightning fit --config classic/cartpole")
+        print("\nStart with: ppo-lightning fit --config ppo/classic")
     elif args[0] == "recipes":
         importlib.import_module("ppo_lightning.commands.recipes").main(args[1:])
     elif args[0] not in DESCRIPTIONS:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ppo_lightning.commands.recipes import read_yaml, recipe_path
+from ppo_lightning.commands.recipes import find_recipe, read_yaml
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
@@ -76,14 +76,17 @@ def jobs_of(
         if flag.partition("=")[0] in FILES:
             raise ConfigError(f"{flag}: the settings of a benchmark are --recipes and single flags.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
-    for recipe in map(Path, map(recipe_path, map(str, recipes))):
+    for value in map(str, recipes):
+        path, task = find_recipe(value)
+        recipe, own = Path(path), task.flags.split() if task else []
+        name = task.label if task else recipe.stem
         content = read_yaml(str(recipe), "--recipes")
         if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
             raise ConfigError(f"--recipes {recipe} is no recipe: see ppo-lightning recipes.")
         for env_id in env_ids or [""]:
-            label = f"{recipe.stem} {env_id}".strip()
+            label = f"{name} {env_id}".strip()
             if label in labelled:
                 raise ConfigError(f"--recipes: two are called {label}: rename one, or run two benchmarks.")
-            labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
+            labelled[label] = recipe, (*own, *flags, *(("--data.env_id", env_id) if env_id else ()))
     seeds = dict.fromkeys(seeds)  # each once
     return [Job(label, recipe, seed, args) for seed in seeds for label, (recipe, args) in labelled.items()]

@@ -17,7 +17,8 @@ from ppo_lightning.experiments.runner import Runner, metrics_of
 from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
-OTHERS = {"dqn", "c51", "ddpg", "td3", "sac", "rnd", "rpo", "ppg"}  # families of other algorithms than PPO
+# Families of other algorithms than PPO
+OTHERS = {"dqn", "c51", "ddpg", "td3", "sac", "rnd", "rpo", "ppg", "recurrentppo"}
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
@@ -46,9 +47,9 @@ def published(env_id: str, family: str) -> Row | None:
 
 
 def family_of(job: Job) -> str:
-    """Return the family of a job's results: its algorithm, or for PPO the folder of its recipe."""
+    """Return the family of a job's results: its algorithm, or for PPO the name of its recipe."""
     algorithm = job.algorithm.lower()
-    return algorithm if algorithm in OTHERS else job.recipe.resolve().parent.name
+    return algorithm if algorithm in OTHERS else job.recipe.stem
 
 
 def common_id(env_id: str) -> str:

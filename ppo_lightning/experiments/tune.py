@@ -116,7 +116,9 @@ class Tuner:
             )
         except (ImportError, import_extra("sqlalchemy.exc", extra="tune").SQLAlchemyError) as error:
             raise ConfigError(f"--storage {url} cannot be opened: {' '.join(str(error).split())}") from error
-        files = {path.name: path.read_text() for path in [*options.recipes, options.space]}
+        files = {options.space.name: options.space.read_text()}
+        for job in jobs_of(options.recipes, [1], [], ()):
+            files[f"{job.label}.yaml"] = f"{job.recipe.read_text()}# {shlex.join(job.flags)}\n"
         settings = files | {"seeds": options.seeds, "flags": shlex.join(flags)}
         old = self.study.user_attrs.get("settings", settings)
         if changed := [key for key in {**old, **settings} if settings.get(key) != old.get(key)]:
@@ -223,9 +225,9 @@ class Tuner:
         start = next(trial for trial in self.study.trials if trial.values and "start" in trial.user_attrs)
         flags = self.flags_of(best)
         (options.output / "best").mkdir(exist_ok=True)
-        for recipe in options.recipes:
-            text = f"# {recipe.name} with {shlex.join(flags)}\n{resolved(recipe, flags)}"
-            (options.output / "best" / recipe.name).write_text(text)
+        for job in jobs_of(options.recipes, [1], [], flags):
+            text = f"# {job.recipe.name} with {shlex.join(job.flags)}\n{resolved(job.recipe, job.flags)}"
+            (options.output / "best" / f"{job.label}.yaml").write_text(text)
         print(f"Best trial: {best.number} ({best.value:.4f}); the recipes as they are: {start.value:.4f}.")
         if failed := [trial.number for trial in self.study.trials if "problem" in trial.user_attrs]:
             print(f"Failed trials (log.txt in trials/NUMBER): {', '.join(map(str, failed))}.")
@@ -262,12 +264,11 @@ def main(args: Sequence[str]) -> None:
         if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
             raise ConfigError(f"{flag}: only flags --model.*, --data.* and --trainer.* may be tuned or set.")
     jobs = jobs_of(options.recipes, [1], [], tuple(flags))
-    options.recipes = [job.recipe for job in jobs]
     env_ids = {str(job.settings["env_id"]) for job in jobs}
     for name, entry in space.items():  # before trials fail one by one
         values = entry.choices if hasattr(entry, "choices") else (entry.low, entry.high)
-        for recipe, value in itertools.product(options.recipes, values):
-            resolved(recipe, [*flags, f"--{name}", str(value)])
+        for job, value in itertools.product(jobs, values):
+            resolved(job.recipe, [*job.flags, f"--{name}", str(value)])
     if (targets or len(env_ids) > 1) and env_ids != set(targets):
         advice = f"targets must name each environment of the recipes, {', '.join(sorted(env_ids))}"
         raise ConfigError(f"--space {options.space}: {advice}: they name {', '.join(targets) or 'none'}.")

@@ -108,7 +108,7 @@ def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp
     for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
         *_, last = output_of("fit", *flags).splitlines()
         assert last == "The run has 1024 steps: raise data.total_timesteps (1024) to train longer."
-        assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
+        assert [path.name for path in (tmp_path / "runs/ppo_classic").iterdir()] == ["version_0"]
 
 
 DQN = ["--data.num_envs=4", "--data.num_steps=128", "--model.learning_starts=9", "--model.train_frequency=1"]
@@ -117,12 +117,15 @@ DQN = ["--data.num_envs=4", "--data.num_steps=128", "--model.learning_starts=9",
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--config", "classic/acrobot"], "is of a run on CartPole-v1 and data.env_id is Acrobot-v1"),
+        (
+            ["--config", "ppo/classic", "--data.env_id", "Acrobot-v1"],
+            "is of a run on CartPole-v1 and data.env_id is Acrobot-v1",
+        ),
         (
             ["--config", CARTPOLE, "--data.num_envs", "2"],
             "with data.num_envs * data.num_steps = 512, and now it is 256",
         ),
-        (["--config", "dqn/cartpole", *DQN], "model.agent.class_path was"),
+        (["--config", "dqn/classic", *DQN], "model.agent.class_path was"),
     ],
 )
 def test_a_finished_run_is_not_that_of_other_settings(flags, sentence, refusal_of, trained):
@@ -137,9 +140,9 @@ REFUSED = {  # a whole command, and what the sentence must name
     f"validate --config {CARTPOLE} --ckpt_path last": NO_FILE,
     f"test --config {CARTPOLE} --ckpt_path last": NO_FILE,
     "fit --config": "--config needs a value: the name of a bundled recipe",
-    "fit --config classic/cartpol": f"{NO_RECIPE} 'classic/cartpol': did you mean classic/cartpole",
-    "fit --config cartpole": f"{NO_RECIPE} 'cartpole': did you mean classic/cartpole?",
-    "fit --config configs/classic/cartpole.yaml": "did you mean classic/cartpole",
+    "fit --config classic/cartpol": f"{NO_RECIPE} 'classic/cartpol': did you mean ppo/classic --data.env_id",
+    "fit --config cartpole": f"{NO_RECIPE} 'cartpole': did you mean ppo/classic --data.env_id CartPole-v1?",
+    "fit --config configs/ppo/clasic.yaml": "did you mean ppo/classic",
     "fit --config nothing/like/it": "ppo-lightning recipes lists all names",
 }
 
@@ -320,7 +323,7 @@ def test_the_last_lines_tell_what_was_reached(output_of):
     assert lines[2].startswith("wall time: ")
     assert lines[3].startswith("checkpoint: ")
     assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
-    assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
+    assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/ppo_classic')"
 
 
 def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(output_of, trained, monkeypatch):

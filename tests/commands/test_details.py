@@ -12,9 +12,9 @@ from ppo_lightning.experiments.report import write_csv
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = {
-    "classic/cartpole.yaml": [],
-    "mujoco/hopper.yaml": [],
-    "atari/breakout.yaml": ["--data.num_envs", "1"],
+    "ppo/classic.yaml": [],
+    "ppo/mujoco.yaml": [],
+    "ppo/atari.yaml": ["--data.num_envs", "1"],
 }
 
 
@@ -61,23 +61,21 @@ def test_a_switch_changes_its_detail(name, manifests):
 
 
 def test_the_command_prints_the_table_of_a_recipe(output_of, tmp_path):
-    out = output_of("details", "--config", "classic/cartpole", "--model.norm_adv", "false")
+    out = output_of("details", "--config", "ppo/classic", "--model.norm_adv", "false")
     assert "| 7 | advantage normalization | off | ppo_lightning/algorithms/losses.py:" in out
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
 
 
 def test_a_recipe_may_have_callbacks_that_write(output_of):
     flags = [f"--trainer.callbacks+={name}" for name in ("ModelCheckpoint", "LearningRateMonitor")]
-    assert "| 7 | advantage normalization | on |" in output_of(
-        "details", "--config", "classic/cartpole", *flags
-    )
+    assert "| 7 | advantage normalization | on |" in output_of("details", "--config", "ppo/classic", *flags)
 
 
 # Ablation
 
 
 def test_an_ablation_trains_with_and_without_each_detail():
-    jobs = jobs_without(CONFIGS / "classic/cartpole.yaml", [1, 2], ["7", "9"], ("--data.num_envs", "2"))
+    jobs = jobs_without(CONFIGS / "ppo/classic.yaml", [1, 2], ["7", "9"], ("--data.num_envs", "2"))
     assert [(job.label, job.seed, job.flags) for job in jobs[:3]] == [
         (FULL, 1, ("--data.num_envs", "2")),
         ("without 7, advantage normalization", 1, ("--data.num_envs", "2", "--model.norm_adv", "false")),
@@ -97,7 +95,7 @@ def test_an_ablation_trains_with_and_without_each_detail():
 )
 def test_what_cannot_be_switched_off_is_refused(number, message):
     with pytest.raises(ConfigError, match=message):
-        jobs_without(CONFIGS / "classic/cartpole.yaml", [1], [number], ())
+        jobs_without(CONFIGS / "ppo/classic.yaml", [1], [number], ())
 
 
 def test_an_ablation_is_drawn(tmp_path):

@@ -73,7 +73,7 @@ class Agent(models.MLPAgent):
 @pytest.mark.parametrize("flags", REFUSED)
 def test_a_misspelt_option_names_the_right_one_which_is_accepted(flags, run_cli, output_of):
     """With the value of the misspelt option, or with that of the suggestion."""
-    code, _, err = run_cli("fit", "--config", "classic/cartpole", *flags.split(), "--print_config")
+    code, _, err = run_cli("fit", "--config", "ppo/classic", *flags.split(), "--print_config")
     assert code == 2
     assert err.startswith("error: ") and err.count("\n") == 1
     assert REFUSED[flags] in err
@@ -84,7 +84,7 @@ def test_a_misspelt_option_names_the_right_one_which_is_accepted(flags, run_cli,
     at = words.index(option)
     has_value = " " in meant or "=" in meant
     words[at : at + 1 + (has_value and option.startswith("--"))] = meant.split()
-    output_of("fit", "--config", "classic/cartpole", *words, "--print_config")
+    output_of("fit", "--config", "ppo/classic", *words, "--print_config")
 
 
 @pytest.mark.parametrize("flags", ACCEPTED)

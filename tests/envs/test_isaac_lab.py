@@ -122,7 +122,7 @@ def test_the_documented_script_trains(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(re.sub(r"^        ", "", text, flags=re.MULTILINE))
-    recipe = ["--config", str(ROOT / "configs/tensor/isaac_ant.yaml")]
+    recipe = ["--config", str(ROOT / "configs/ppo/isaac_ant.yaml")]
     small = ["--data.num_envs", "4", "--data.num_steps", "8", "--data.total_timesteps", "64"]
     flags = ["--task", "Isaac-Ant-v0", "--device", "cpu", *recipe, *small]
     process = Forked(tmp_path, script, "train.py", *flags)

@@ -108,5 +108,5 @@ def test_it_trains(library, tmp_path, monkeypatch, capsys):
     small += ["--data.env_kwargs.max_episode_steps", "50", "--data.eval_episodes", "2"]
     if library == "mujoco_playground":
         small += ["--data.env_kwargs.task", "CartpoleBalance", "--trainer.accelerator", "cpu"]
-    cli.main(["fit", "--config", str(ROOT / f"configs/tensor/{recipe}.yaml"), *small])
+    cli.main(["fit", "--config", str(ROOT / f"configs/ppo/{recipe}.yaml"), *small])
     assert "for 384 environment steps" in capsys.readouterr().out

@@ -34,7 +34,7 @@ from ppo_lightning.experiments.report import (
 from ppo_lightning.experiments.runner import Runner, metrics_of
 from tests.helpers import ROOT, Forked, command_line
 
-RECIPE = ROOT / "configs/classic/cartpole.yaml"
+RECIPE = ROOT / "configs/ppo/classic.yaml"
 SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 
 
@@ -67,8 +67,8 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     folder, out, errors = finished
     runs, curves = read_csv(folder / "runs.csv"), read_csv(folder / "curves.csv")
     assert [(run["recipe"], run["env_id"], run["seed"], run["env_steps"]) for run in runs] == [
-        ("cartpole", "CartPole-v1", "1", "8192"),
-        ("cartpole", "CartPole-v1", "2", "8192"),
+        ("classic", "CartPole-v1", "1", "8192"),
+        ("classic", "CartPole-v1", "2", "8192"),
     ]
     assert all(10 < float(run["episodic_return"]) < 200 and float(run["eval_return"]) >= 8 for run in runs)
     assert {point["seed"] for point in curves} == {"1", "2"}
@@ -82,12 +82,12 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
         assert "<svg" in (folder / f"{name}.svg").read_text()[:1000]
     report = (folder / "report.md").read_text()
     mean = np.mean([float(run["episodic_return"]) for run in runs])
-    assert f"| cartpole | CartPole-v1 | 2 | 8 192 | {mean:.1f} ±" in report
+    assert f"| classic | CartPole-v1 | 2 | 8 192 | {mean:.1f} ±" in report
     assert "490.0 ± 6.1 (500 000 steps)" in report, "CleanRL's"
     for part in ("commit ", "torch ", "processors", "ppo-lightning benchmark --recipes", "runs at a time: 2"):
         assert part in report
     assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
-    assert "cartpole-1 has finished" in errors and "cartpole-2 has finished" in errors
+    assert "classic-1 has finished" in errors and "classic-2 has finished" in errors
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_a_folder_with_runs_of_other_settings_is_refused(
     named, flags, threads, num_steps, finished, tmp_path, capsys
 ):
     """A report of these runs that names the present command would be wrong."""
-    folder, recipe = finished[0], tmp_path / "cartpole.yaml"
+    folder, recipe = finished[0], tmp_path / "classic.yaml"
     recipe.write_text(RECIPE.read_text().replace("num_steps: 128", f"num_steps: {num_steps}"))
     before = (folder / "report.md").read_text()
     args = ["--recipes", str(recipe), "--seeds", "1", "2", "--threads", threads, "--output", str(folder)]
-    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings \({named}\): .*--output"):
+    with pytest.raises(ConfigError, match=rf"classic-1 .*other settings \({named}\): .*--output"):
         command.main([*args, *SHORT, *flags])
     assert capsys.readouterr().out == ""
     assert (folder / "report.md").read_text() == before
 
 
 def test_a_comment_in_a_recipe_is_no_other_setting(finished, tmp_path):
-    recipe = tmp_path / "cartpole.yaml"
+    recipe = tmp_path / "classic.yaml"
     recipe.write_text(f"# A comment.\n{RECIPE.read_text()}")
     Runner(finished[0], 1, 1).require_same_settings(jobs_of([recipe], [1, 2], [], tuple(SHORT)))
 
@@ -121,14 +121,14 @@ def test_a_comment_in_a_recipe_is_no_other_setting(finished, tmp_path):
 def test_a_run_without_a_record_of_its_settings_is_refused(finished, tmp_path):
     folder = tmp_path / "old"
     shutil.copytree(finished[0], folder)
-    (folder / "runs/cartpole-2/job.json").unlink()
-    with pytest.raises(ConfigError, match=r"cartpole-2 .*no record of its settings; .*--output"):
+    (folder / "runs/classic-2/job.json").unlink()
+    with pytest.raises(ConfigError, match=r"classic-2 .*no record of its settings; .*--output"):
         command.main(["--recipes", str(RECIPE), "--seeds", "2", "--output", str(folder), *SHORT])
 
 
 def test_a_report_leaves_no_run_out(finished):
     """It would lose the rows of seed 1 in runs.csv."""
-    with pytest.raises(ConfigError, match=r"runs that the report would leave out \(cartpole-1\): add"):
+    with pytest.raises(ConfigError, match=r"runs that the report would leave out \(classic-1\): add"):
         command.main(["--recipes", str(RECIPE), "--seeds", "2", "3", "--output", str(finished[0]), *SHORT])
 
 
@@ -136,7 +136,7 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
     """Seed 2 was interrupted and resumed by another version of the package."""
     folder, jobs = tmp_path / "resumed", jobs_of([RECIPE], [1, 2], [], tuple(SHORT))
     shutil.copytree(finished[0], folder)
-    first = json.loads((folder / "runs/cartpole-2/job.json").read_text())["sources"][0]["commit"]
+    first = json.loads((folder / "runs/classic-2/job.json").read_text())["sources"][0]["commit"]
     monkeypatch.setattr(provenance, "commit", lambda: "c0ffee0000")
     runner = Runner(folder, 1, 1)
     runner.record_attempt(jobs[1])
@@ -152,14 +152,14 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
 def test_a_run_that_a_signal_ended_alone_resumes(finished, tmp_path):
     """As one whose process is killed on a shared machine, but not its benchmark."""
     process = start(tmp_path / "it", "--data.rollouts_per_epoch", "2", seeds=("1",))
-    while not list(tmp_path.glob("it/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
+    while not list(tmp_path.glob("it/runs/*/runs/ppo_classic/version_0/checkpoints/*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
     for number in trained_in(tmp_path / "it"):
         os.kill(int(number), signal.SIGTERM)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
-    assert list(tmp_path.glob("it/runs/*/runs/cartpole/version_1"))
+    assert list(tmp_path.glob("it/runs/*/runs/ppo_classic/version_1"))
     (run,), whole = read_csv(tmp_path / "it/runs.csv"), read_csv(finished[0] / "runs.csv")[0]
     for name in ("env_steps", "episodic_return"):
         assert run[name] == whole[name]
@@ -180,7 +180,7 @@ def test_an_interrupted_benchmark_resumes(number, finished, tmp_path):
     """The runs save themselves and, once resumed, end like uninterrupted ones, to the bit."""
     flags = ["--data.total_timesteps", "8192", "--data.rollouts_per_epoch", "2"]
     process = start(tmp_path / "broken", *flags)
-    while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
+    while not list(tmp_path.glob("broken/runs/*/runs/ppo_classic/version_0/checkpoints/*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
@@ -189,7 +189,7 @@ def test_an_interrupted_benchmark_resumes(number, finished, tmp_path):
     while (left := trained_in(tmp_path)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not left, "no run goes on by itself"
-    assert list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/preempted.ckpt"))
+    assert list(tmp_path.glob("broken/runs/*/runs/ppo_classic/version_0/checkpoints/preempted.ckpt"))
     if number == signal.SIGTERM:
         assert process.returncode == 143
         return
@@ -215,16 +215,16 @@ def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
     out, errors = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "failed with code 2: error: env_id 'Nonsense-v1' is not an environment" in errors
-    assert "| cartpole CartPole-v1 | CartPole-v1 | 1 |" in out
+    assert "| classic CartPole-v1 | CartPole-v1 | 1 |" in out
     assert "1 of 2 runs have finished." in (tmp_path / "fails/report.md").read_text()
 
 
 def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"neither a file nor a bundled recipe .*nothing.yaml"):
         jobs_of([tmp_path / "nothing.yaml"], [1], [], ())
-    other = tmp_path / "cartpole.yaml"
+    other = tmp_path / "classic.yaml"
     other.write_text(RECIPE.read_text())
-    with pytest.raises(ConfigError, match="two are called cartpole"):
+    with pytest.raises(ConfigError, match="two are called classic"):
         jobs_of([RECIPE, other], [1], [], ())
 
 
@@ -291,7 +291,7 @@ def test_a_seed_that_is_given_twice_runs_once():
 
 def test_flags_override_the_recipe():
     (job,) = jobs_of([RECIPE], [3], ["Acrobot-v1"], ("--data.total_timesteps=10", "--data.num_envs", "7"))
-    assert job.name == "cartpole_Acrobot-v1-3"
+    assert job.name == "classic_Acrobot-v1-3"
     settings = job.settings
     assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
 
@@ -330,7 +330,7 @@ def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):
 def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
     (job,) = jobs_of([RECIPE], [1], [], ())
     runner = Runner(tmp_path, 1, 1)
-    with pytest.raises(ConfigError, match=r"cartpole-1 has no .*metrics.csv"):
+    with pytest.raises(ConfigError, match=r"classic-1 has no .*metrics.csv"):
         results_of(runner, job)
 
 

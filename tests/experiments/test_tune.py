@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ppo_lightning.experiments.tune import SHARES, Tuner, read_space
 from tests.helpers import ROOT, Forked, command_line, forks
 
 optuna = pytest.importorskip("optuna")
-CARTPOLE, ACROBOT = (ROOT / f"configs/classic/{name}.yaml" for name in ("cartpole", "acrobot"))
+CARTPOLE, ACROBOT = Path("classic/cartpole"), Path("classic/acrobot")  # two tasks of one recipe
 SPACE = """
 targets:
   CartPole-v1: [0, 500]

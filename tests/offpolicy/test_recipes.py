@@ -59,7 +59,7 @@ def test_a_recipe_has_the_values_of_its_script(recipe):
     assert config["name"] == f"{recipe.parent.name}_{recipe.stem}"
 
 
-QUICK = ("dqn/cartpole", "sac/pendulum")
+QUICK = ("dqn/classic", "sac/pendulum")
 
 
 @pytest.mark.parametrize(

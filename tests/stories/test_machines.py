@@ -125,7 +125,7 @@ def on_loopback(command, port):
 def steps_logged(folder):
     """Return the environment steps in each version's table of losses."""
     found = []
-    for path in sorted(folder.glob("runs/cartpole/version_*/metrics.csv")):
+    for path in sorted(folder.glob("runs/ppo_classic/version_*/metrics.csv")):
         found.append([int(row["step"]) for row in read_csv(path) if row.get("losses/value_loss")])
     return found
 
