@@ -1,4 +1,4 @@
-"""The aggregate of benchmarks/best.py, and the figures of docs/best.md that come from it."""
+"""The aggregate of benchmarks/best.py, and the figures of benchmarks/best.md that come from it."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_the_documented_figures_are_those_of_the_script(capsys, tmp_path):
     best.main(["--images", str(tmp_path)])
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("best.png", "best_others.png"))
     out = capsys.readouterr().out
-    docs = (ROOT / "docs/best.md").read_text()
+    docs = (ROOT / "benchmarks/best.md").read_text()
     best_table, best_aggregate, common_table, common_aggregate = out.strip().split("\n\n")
     assert best_table.count("\n") == 1 + len(best.MUJOCO + best.CLASSIC + best.DM_CONTROL)
     assert common_table.count("\n") == 1 + len(best.MUJOCO)

@@ -34,7 +34,7 @@ def test_every_detail_links_to_its_line(site):
 
 def test_the_first_page_is_the_readme_and_the_api_has_docstrings(site):
     first = (site / "index.html").read_text()
-    assert "Faithful" in first
+    assert "Four statements of Python" in first
     navigation = first.split("md-nav--primary")[1]
     titles = re.findall(r'<span class="md-ellipsis">\s*(.*?)\s*<', navigation)
     assert "Home" in titles

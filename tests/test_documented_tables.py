@@ -17,7 +17,8 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks/results"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+BENCHMARKS = ROOT / "benchmarks"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(BENCHMARKS.glob("*.md"))]
 LABELS = {"recipe", "env_id", "program", "task", "mujoco", "critic", "arm", "opponent", "deterministic"}
 NUMBER = r"-?\d+(?:\.\d+)?"
 
@@ -25,18 +26,18 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 @pytest.mark.parametrize(
     ("script", "flags", "page"),
     [
-        (candidate_table, [], "best.md"),
-        (selection_table, [], "best.md"),
-        (ppo_or_sac, [], "off-policy.md"),
-        (rpo_table, [], "continuous.md"),
-        (scaling, ["--table"], "scaling.md"),
+        (candidate_table, [], BENCHMARKS / "best.md"),
+        (selection_table, [], BENCHMARKS / "best.md"),
+        (ppo_or_sac, [], DOCS / "off-policy.md"),
+        (rpo_table, [], BENCHMARKS / "measurements.md"),
+        (scaling, ["--table"], BENCHMARKS / "measurements.md"),
     ],
 )
 def test_a_documented_table_is_that_of_its_script(script, flags, page, capsys):
     script.main(flags)
     for table in capsys.readouterr().out.rstrip("\n").split("\n\n"):
         assert table.count("\n") > 2
-        assert table in (DOCS / page).read_text()
+        assert table in page.read_text()
 
 
 def numbers_of(row):
@@ -110,8 +111,8 @@ def test_printed_throughputs_are_recorded_runs_or_their_medians():
     values += [statistics.median(first[place] + second[place]) for place in first.keys() & second.keys()]
     rounded = {round(value) for value in values}
     unknown = []
-    for page in ("performance.md", "classic.md", "long_runs.md", "memory.md"):
-        for row in re.findall(r"^\| .*\d x \d.*$", (DOCS / page).read_text(), re.MULTILINE):
+    for page in (DOCS / "performance.md", DOCS / "long_runs.md", BENCHMARKS / "measurements.md"):
+        for row in re.findall(r"^\| .*\d x \d.*$", page.read_text(), re.MULTILINE):
             printed = re.findall(r"(?<=[|(] )\d{1,3}(?: \d{3})+", row)
             unknown += [f"{row}: {each}" for each in printed if int(each.replace(" ", "")) not in rounded]
     assert not unknown, "\n".join(unknown)
