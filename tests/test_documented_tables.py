@@ -129,3 +129,29 @@ def test_users_of_other_libraries_find_settings_and_recipes_that_exist():
     cells = re.findall(r"^\| `\w+\.py`.*?\|(.*?)\|", text, re.MULTILINE)
     recipes = set(re.findall(r"`(\w+/\w+)`", " ".join(cells)))
     assert len(recipes) > 15 and recipes <= bundled_recipes().keys()
+
+
+def test_printed_ratios_are_those_of_recorded_runs():
+    """Of throughputs to Stable-Baselines3's and to the floor, run by run; README has their range."""
+    rows = re.findall(
+        r"^\| (\w+)-?v?\d?, (\d+ x \d+) \| (.+?) \| (.+?) \| (\S+), (\S+) \|$",
+        (DOCS / "performance.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 5
+    medians = []
+    for task, size, *printed, floor, other_floor in rows:
+        workload = f"{task.lower()}-{size.replace(' ', '')}"
+        for files, cell, share in (
+            (("speed_avx2.json", "speed_avx2_again.json"), printed[0], floor),
+            (("speed_compiled.json",), printed[1], other_floor),
+        ):
+            series = [json.loads((RESULTS / file).read_text())["runs"][workload] for file in files]
+            ours = [run for runs in series for run in runs["ours, compiled"]]
+            theirs = [run["sps"] for runs in series for run in runs["stable-baselines3"]]
+            ratios = [run["sps"] / sps for run, sps in zip(ours, theirs, strict=True)]
+            medians.append(statistics.median(ratios))
+            assert cell == f"{medians[-1]:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+            assert share == f"{statistics.median(run['fraction'] for run in ours):.2f}"
+    sentence = f"{min(medians):.1f} (Breakout) to {max(medians):.1f} (HalfCheetah) times the throughput"
+    assert sentence in (ROOT / "README.md").read_text()
