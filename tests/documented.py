@@ -1,4 +1,4 @@
-"""Find the commands, snippets and settings that README.md and docs/ tell a reader to type."""
+"""Find the commands, snippets and settings that README.md, docs/ and benchmarks/ tell a reader to type."""
 
 import re
 import subprocess
@@ -12,6 +12,8 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks/best.md",
+    ROOT / "benchmarks/measurements.md",
 ]
 LIGHTNING = ("fit", "validate", "test")
 INLINE = re.compile(

@@ -17,7 +17,8 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks/results"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+BENCHMARKS = ROOT / "benchmarks"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(BENCHMARKS.glob("*.md"))]
 LABELS = {"recipe", "env_id", "program", "task", "mujoco", "critic", "arm", "opponent", "deterministic"}
 LABELS |= {"group", "change", "series"}
 NUMBER = r"-?\d+(?:\.\d+)?"
@@ -26,17 +27,17 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 @pytest.mark.parametrize(
     ("script", "flags", "page"),
     [
-        (tables, ["candidates", "selection"], "best.md"),
-        (tables, ["ppo_or_sac"], "off-policy.md"),
-        (tables, ["rpo"], "continuous.md"),
-        (scaling, ["--table"], "scaling.md"),
+        (tables, ["candidates", "selection"], BENCHMARKS / "best.md"),
+        (tables, ["ppo_or_sac"], DOCS / "off-policy.md"),
+        (tables, ["rpo"], BENCHMARKS / "measurements.md"),
+        (scaling, ["--table"], BENCHMARKS / "measurements.md"),
     ],
 )
 def test_a_documented_table_is_that_of_its_script(script, flags, page, capsys):
     script.main(flags)
     for table in capsys.readouterr().out.rstrip("\n").split("\n\n"):
         assert table.count("\n") > 2
-        assert table in (DOCS / page).read_text()
+        assert table in page.read_text()
 
 
 def numbers_of(row):
@@ -110,8 +111,8 @@ def test_printed_throughputs_are_recorded_runs_or_their_medians():
     values += [statistics.median(first[place] + second[place]) for place in first.keys() & second.keys()]
     rounded = {round(value) for value in values}
     unknown = []
-    for page in ("performance.md", "classic.md", "long_runs.md", "memory.md"):
-        for row in re.findall(r"^\| .*\d x \d.*$", (DOCS / page).read_text(), re.MULTILINE):
+    for page in (DOCS / "performance.md", DOCS / "long_runs.md", BENCHMARKS / "measurements.md"):
+        for row in re.findall(r"^\| .*\d x \d.*$", page.read_text(), re.MULTILINE):
             printed = re.findall(r"(?<=[|(] )\d{1,3}(?: \d{3})+", row)
             unknown += [f"{row}: {each}" for each in printed if int(each.replace(" ", "")) not in rounded]
     assert not unknown, "\n".join(unknown)
@@ -128,3 +129,29 @@ def test_users_of_other_libraries_find_settings_and_recipes_that_exist():
     cells = re.findall(r"^\| `\w+\.py`.*?\|(.*?)\|", text, re.MULTILINE)
     recipes = set(re.findall(r"`(\w+/\w+)`", " ".join(cells)))
     assert len(recipes) > 15 and recipes <= bundled_recipes().keys() | bundled_tasks().keys()
+
+
+def test_printed_ratios_are_those_of_recorded_runs():
+    """Of throughputs to Stable-Baselines3's and to the floor, run by run; README has their range."""
+    rows = re.findall(
+        r"^\| (\w+)-?v?\d?, (\d+ x \d+) \| (.+?) \| (.+?) \| (\S+), (\S+) \|$",
+        (DOCS / "performance.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 5
+    medians = []
+    for task, size, *printed, floor, other_floor in rows:
+        workload = f"{task.lower()}-{size.replace(' ', '')}"
+        for files, cell, share in (
+            (("speed_avx2.json", "speed_avx2_again.json"), printed[0], floor),
+            (("speed_compiled.json",), printed[1], other_floor),
+        ):
+            series = [json.loads((RESULTS / file).read_text())["runs"][workload] for file in files]
+            ours = [run for runs in series for run in runs["ours, compiled"]]
+            theirs = [run["sps"] for runs in series for run in runs["stable-baselines3"]]
+            ratios = [run["sps"] / sps for run, sps in zip(ours, theirs, strict=True)]
+            medians.append(statistics.median(ratios))
+            assert cell == f"{medians[-1]:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+            assert share == f"{statistics.median(run['fraction'] for run in ours):.2f}"
+    sentence = f"{min(medians):.1f} (Breakout) to {max(medians):.1f} (HalfCheetah) times the throughput"
+    assert sentence in (ROOT / "README.md").read_text()

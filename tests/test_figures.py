@@ -38,7 +38,7 @@ def test_the_shaded_interval_is_that_of_the_seeds_with_a_value():
 def test_the_documented_figures_are_those_of_the_script(capsys):
     tables.main(["best"])
     out = capsys.readouterr().out
-    docs = (ROOT / "docs/best.md").read_text()
+    docs = (ROOT / "benchmarks/best.md").read_text()
     best_table, best_aggregate, common_table, common_aggregate = out.strip().split("\n\n")
     assert best_table.count("\n") == 1 + len(tables.MUJOCO + tables.CLASSIC + tables.DM_CONTROL)
     assert common_table.count("\n") == 1 + len(tables.MUJOCO)
