@@ -6,7 +6,7 @@ the probability of a difference at least as large if the second set is not bette
 test).
 
 - `best`: the best recipes beside the references, from `best`. The best recipe of a task is its own recipe
-  if there is one, else `configs/best/mujoco.yaml`.
+  if there is one, else `configs/ppo/mujoco_best.yaml`.
 - `candidates`: published changes beside the same recipes without them, from `candidates`. The change `base`
   has the runs without a change, on the same machine.
 - `selection`: candidate changes to the best recipes over several tasks, a table for each stage: the mean
@@ -198,7 +198,8 @@ def print_tasks(tasks: Iterable[str], runs: dict[str, Task], references: dict[st
     print("|---|---|---|---|---|---|---|")
     for task in tasks:
         recipe = runs[task].recipe
-        label = f"{task} | [{recipe}](../configs/best/{recipe}.yaml)"
+        folder = "rpo" if recipe == "dm_control" else "ppo"
+        label = f"{task} | [{recipe}](../configs/{folder}/{recipe}_best.yaml)"
         print(row_of(label, list(references[task].returns), list(runs[task].returns)))
 
 
