@@ -108,9 +108,6 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant, whose parameters it adds to :meth:`trainable_parameters`."""
 
-    def settle(self, specs: Specs) -> None:
-        """Choose the settings that were left out. The agent does not exist yet."""
-
     def refusals(self) -> Iterator[str]:
         """Yield a sentence for each setting that the algorithm cannot train with, and for such an agent.
 
@@ -149,7 +146,6 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         with initial_weights(self.data.seed):
             is_new = self.agent is None
             if is_new:
-                self.settle(specs)
                 self.agent = make_agent(self.make_agent, *specs, self.agent_kind)
             recipe = agent_to_plain(self.agent, *specs)
             if is_new:

@@ -1,69 +1,63 @@
 """Values of PPO's settings that a user leaves out."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from ppo_lightning.envs.specs import Specs
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from ppo_lightning import private
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import class_of
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.spaces.pictures import has_picture
 
-
-class Defaults(NamedTuple):
-    """Values of settings that are None, see :class:`~ppo_lightning.algorithms.ppo.PPO`.
-
-    ``norm_obs`` is that of the agent, if ``agent`` is left out or a DefaultAgent.
-    """
-
-    learning_rate: float
-    num_minibatches: int
-    update_epochs: int
-    clip_vloss: bool
-    ent_coef: float
-    norm_reward: bool
-    norm_obs: bool
-
-
 # Chosen by benchmarks/defaults.py: runs of 25 000 to 100 000 steps on vectors
-SHORT_RUNS = Defaults(
-    learning_rate=1e-3,
-    num_minibatches=8,
-    update_epochs=10,
-    clip_vloss=False,
-    ent_coef=0.0,
-    norm_reward=True,
-    norm_obs=True,
-)
+SHORT_RUNS: Mapping[str, Any] = {
+    "learning_rate": 1e-3,
+    "num_minibatches": 8,
+    "update_epochs": 10,
+    "clip_vloss": False,
+    "ent_coef": 0.0,
+    "norm_reward": True,
+    "norm_obs": True,  # of the agent, if `agent` is left out or a DefaultAgent
+}
 # Those of CleanRL's ppo.py, for pictures and for variants that other settings suit
-CLEANRL = Defaults(
-    learning_rate=2.5e-4,
-    num_minibatches=4,
-    update_epochs=4,
-    clip_vloss=True,
-    ent_coef=0.01,
-    norm_reward=False,
-    norm_obs=False,
-)
+CLEANRL: Mapping[str, Any] = {
+    "learning_rate": 2.5e-4,
+    "num_minibatches": 4,
+    "update_epochs": 4,
+    "clip_vloss": True,
+    "ent_coef": 0.01,
+    "norm_reward": False,
+    "norm_obs": False,
+}
 
 
-def settle(module: Any, defaults: Defaults) -> None:
+def settle(module: Any, defaults: Mapping[str, Any]) -> None:
     """Give the hyperparameters of a module that were left out their values."""
     # A user may have set a value since, and `save_hyperparameters` of a subclass may have brought None back.
     chosen = {
-        name: getattr(defaults, name)
+        name: defaults[name]
         for name in module.left_out
-        if module.hparams[name] in (None, getattr(module.defaults, name))
+        if module.hparams[name] in (None, module.defaults[name])
     }
     module.save_hyperparameters(chosen)
     # detail P2
     module.reward_scaler = RewardScaler(module.hparams.gamma) if module.hparams.norm_reward else None
 
 
-def settle_for(module: Any, specs: Specs) -> None:
-    """Give hyperparameters and agent the values for the observations of a run."""
-    defaults = CLEANRL if has_picture(specs.observation) else module.defaults
+def settle_by_observation(module: Any) -> None:
+    """Give hyperparameters and agent the values for the observations of a run, before the agent exists."""
+    if module.agent is not None or not private.has_trainer(module):
+        return
+    if module.trainer.state.fn == TrainerFn.PREDICTING:
+        return
+    with torch.device("cpu"):
+        observation_spec = module.data.specs.observation
+    defaults = CLEANRL if has_picture(observation_spec) else module.defaults
     settle(module, defaults)
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:
-        module.make_agent = functools.partial(module.make_agent, norm_obs=defaults.norm_obs)
+        module.make_agent = functools.partial(module.make_agent, norm_obs=defaults["norm_obs"])

@@ -3,7 +3,7 @@
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.defaults import SHORT_RUNS, Defaults, settle, settle_for
+from ppo_lightning.algorithms.defaults import SHORT_RUNS, settle, settle_by_observation
 from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
@@ -110,9 +110,8 @@ class PPO(AgentModule):
     )
     agent: ActorCritic
     agent_kind = ActorCritic
-    defaults: ClassVar[Defaults] = SHORT_RUNS
+    defaults: ClassVar[Mapping[str, Any]] = SHORT_RUNS
     default_num_envs = 8
-    settle = settle_for
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class PPO(AgentModule):
         super().__init__(choose_agent(agent, actor, critic))
         self.save_hyperparameters(ignore=["agent", "actor", "critic"])
         self.automatic_optimization = False
-        self.left_out = [name for name in Defaults._fields if self.hparams.get(name, 0) is None]
+        self.left_out = [name for name in self.defaults if self.hparams.get(name, 0) is None]
         settle(self, self.defaults)
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
@@ -323,6 +322,11 @@ class PPO(AgentModule):
             schedule.step()
 
     # Lightning's hooks
+
+    def configure_model(self) -> None:
+        """Give what was left out its value, and build the agent."""
+        settle_by_observation(self)
+        super().configure_model()
 
     def configure_optimizers(self) -> Any:
         """Return Adam and the learning-rate schedule, which ``training_step`` steps once an iteration."""

@@ -38,11 +38,11 @@ VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 def fields(module):
     """Return the hyperparameters of a module that a user may leave out."""
-    return {name: module.hparams[name] for name in SHORT_RUNS._fields if name in module.hparams}
+    return {name: module.hparams[name] for name in SHORT_RUNS if name in module.hparams}
 
 
 def values(defaults, **others):
-    return {name: value for name, value in defaults._asdict().items() if name != "norm_obs"} | others
+    return {name: value for name, value in defaults.items() if name != "norm_obs"} | others
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_left_out_has_the_value_of_the_algorithm(make, expected):
 def test_pictures_have_those_of_cleanrl(fit, space, expected):
     module = fit({"env_id": functools.partial(Shown, space), **SMALL})
     assert fields(module) == values(expected)
-    assert (module.reward_scaler is not None) == expected.norm_reward
+    assert (module.reward_scaler is not None) == expected["norm_reward"]
     assert module.data.num_envs == 8
 
 
