@@ -16,7 +16,7 @@ from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.utils.bundled import DATA, ZOO
 
 NAME = re.compile(r"[\w./\\-]+")  # anything else is YAML text, which --config accepts, too
-HEADER = ("arguments of fit", "measured return", "agent")
+HEADER = ("measured return", "agent", "arguments of fit")  # the widest last
 
 
 class Task(NamedTuple):
@@ -145,7 +145,7 @@ def table() -> Iterator[tuple[str, ...]]:
             flags = own | task.pairs()
             words = [f"--config {name}", *(f"{flag} {value}" for flag, value in flags.items())]
             measured = measured_return(path, task.label, flags["--data.env_id"])
-            yield " ".join(words), measured, f"play {task.alias}" if (ZOO / task.alias).is_dir() else ""
+            yield measured, f"play {task.alias}" if (ZOO / task.alias).is_dir() else "", " ".join(words)
 
 
 def main(args: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ def main(args: Sequence[str]) -> None:
         "recipes",
         "ppo-lightning fit with the arguments of a row trains its task. The measured return is the mean ±"
         " standard deviation over seeds of the return of the last 100 training episodes. It is empty for a"
-        " task without such runs. The documentation has other results. Where the last column says so,"
+        " task without such runs. The documentation has other results. Where the second column says so,"
         " ppo-lightning play NAME shows a trained agent.",
     )
     parser.parse_args(args)

@@ -71,7 +71,7 @@ def test_an_alias_names_no_recipe_of_today():
 
 def measured_returns():
     """Return the measured return of each row, by the arguments of fit."""
-    return {arguments: measured for arguments, measured, _ in table()}
+    return {arguments: measured for measured, _, arguments in table()}
 
 
 def test_the_table_has_every_task_and_the_means_of_its_runs():
