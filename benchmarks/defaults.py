@@ -264,6 +264,8 @@ def changed(reason: str, **changes: Any) -> Arm:
 CANDIDATES = {
     "guess": GUESS,
     "lr_3e-4": changed("Stable-Baselines3's learning rate", learning_rate=3e-4),
+    "lr_5e-4": changed("between both: a run of 100 000 steps has four times the updates", learning_rate=5e-4),
+    "target_kl": changed("ends the epochs that move the policy too far", target_kl=0.03),
     "lr_2e-3": changed("a run of 25 000 steps has few updates", learning_rate=2e-3),
     "lr_constant": changed("annealing spends steps at a rate near 0", learning_rate=5e-4, anneal_lr=False),
     "entropy": changed("keeps exploring; today's weight", ent_coef=0.01),

@@ -17,7 +17,7 @@ import ppo_lightning
 from ppo_lightning.commands.details import DETAILS, places
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
+DOCS, MEASURED = ROOT / "docs", ROOT / "benchmarks"
 LANGUAGES = {
     ".py": "python",
     ".yaml": "yaml",
@@ -48,12 +48,16 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages: the details, the notebooks, and every file that a page links to."""
-    pages = {"details.md": details_page()}
-    pages |= {path.name: path.read_text() for path in DOCS.glob("*.md")}
-    linked = set(re.findall(r'"../source/([^"#]+)/#', pages["details.md"]))
-    for text in pages.values():
-        linked |= {str(path.relative_to(ROOT)) for path in _targets(text) if path.suffix in LANGUAGES}
-    files.append(File.generated(config, "details.md", content=pages["details.md"]))
+    pages = {DOCS / "details.md": details_page()}
+    for path in (*DOCS.glob("*.md"), *MEASURED.glob("*.md")):
+        pages[path] = path.read_text()
+        if path.parent == MEASURED:
+            files.append(File.generated(config, f"benchmarks/{path.name}", content=pages[path]))
+    linked = set(re.findall(r'"../source/([^"#]+)/#', pages[DOCS / "details.md"]))
+    for path, text in pages.items():
+        targets = _targets(text, path.parent)
+        linked |= {str(target.relative_to(ROOT)) for target in targets if target.suffix in LANGUAGES}
+    files.append(File.generated(config, "details.md", content=pages[DOCS / "details.md"]))
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for name, content in notebook_files(notebook).items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
@@ -85,7 +89,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
     def replace(match: re.Match[str]) -> str:
         target, anchor = match.group(1), match.group(2) or ""
-        path = ((DOCS / uri).parent / target).resolve()
+        folder = ROOT if uri.startswith("benchmarks/") else DOCS
+        path = ((folder / uri).parent / target).resolve()
         if path == MANIFEST:
             return f"]({up}details.md)"  # the table that is generated from the manifest
         if ":" in target or not path.is_relative_to(ROOT):
@@ -98,6 +103,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
             return f"]({up}{path.relative_to(DOCS)}{anchor})"
         if path.suffix in LANGUAGES and path.is_file():
             return f"]({up}source/{path.relative_to(ROOT)}.md)"
+        if path.suffix == ".md" and path.parent == MEASURED:
+            return f"]({up}benchmarks/{path.name}{anchor})"
         return "](#)" if path.exists() else match.group(0)
 
     markdown = re.sub(r"\[([^\[\]]+)\]\(#\)", r"\1", LINK.sub(replace, markdown))
@@ -144,9 +151,9 @@ def notebook_files(path: Path) -> dict[str, str | bytes]:
     return files | {f"{path.stem}.md": "\n\n".join(parts) + "\n"}
 
 
-def _targets(text: str) -> list[Path]:
+def _targets(text: str, folder: Path = DOCS) -> list[Path]:
     targets = [
-        (DOCS / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)
+        (folder / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)
     ]
     return [path for path in targets if path.is_file() and path.is_relative_to(ROOT)]
 
