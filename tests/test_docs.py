@@ -88,7 +88,7 @@ def test_the_page_of_an_iteration_contains_the_code(site):
     assert "def gae(" in code
 
 
-LOOK = """<body><script>
+LOOK = r"""<body><script>
 onload = async () => {
   const found = [];
   for (const page of PAGES) for (const width of [1280, 390]) {
