@@ -260,7 +260,7 @@ def floor(module: Any, epoch: list[dict[str, Any]]) -> dict[str, float]:
         memory = agent.initial_memory(env.num_envs)
         state = None if memory is None else memory.numpy(force=True)
         acting = data.num_steps * mean_seconds(lambda: policy(observation, noise, state))
-        if policy(observation, noise, state)[1] is None:
+        if len(policy(observation, noise, state)) == 1:  # the rest is computed for the whole rollout
             acting += mean_seconds(functools.partial(add_evaluation, agent, data.collector._rollout))
     stepping = mean_seconds(raw_step(env), min_seconds=0.5)
     env.close()

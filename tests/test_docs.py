@@ -88,7 +88,7 @@ def test_the_page_of_an_iteration_contains_the_code(site):
     assert "def gae(" in code
 
 
-LOOK = """<body><script>
+LOOK = r"""<body><script>
 onload = async () => {
   const found = [];
   for (const page of PAGES) for (const width of [1280, 390]) {
@@ -100,7 +100,7 @@ onload = async () => {
     found.push({
       page: page, width: width, wider: root.scrollWidth - root.clientWidth,
       pictures: [...shown.images].filter(image => !image.naturalWidth).map(image => image.src),
-      roles: shown.body.innerText.match(/:(class|meth|func|attr|mod|data|exc):.{9}/g) || [],
+      roles: shown.body.innerText.match(/:(class|meth|func|attr|mod|data|exc):\S+/g) || [],
       links: [...shown.links].map(link => link.href),
     });
     frame.remove();
