@@ -52,7 +52,7 @@ def on_files(files: Files, config: Any) -> Files:
     for path in (*DOCS.glob("*.md"), *MEASURED.glob("*.md")):
         pages[path] = path.read_text()
         if path.parent == MEASURED:
-            files.append(File.generated(config, f"benchmarks/{path.name}", content=pages[path]))
+            files.append(File.generated(config, f"measured/{path.name}", content=pages[path]))
     linked = set(re.findall(r'"../source/([^"#]+)/#', pages[DOCS / "details.md"]))
     for path, text in pages.items():
         targets = _targets(text, path.parent)
@@ -89,8 +89,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
     def replace(match: re.Match[str]) -> str:
         target, anchor = match.group(1), match.group(2) or ""
-        folder = ROOT if uri.startswith("benchmarks/") else DOCS
-        path = ((folder / uri).parent / target).resolve()
+        folder = MEASURED if uri.startswith("measured/") else (DOCS / uri).parent
+        path = (folder / target).resolve()
         if path == MANIFEST:
             return f"]({up}details.md)"  # the table that is generated from the manifest
         if ":" in target or not path.is_relative_to(ROOT):
@@ -104,7 +104,7 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         if path.suffix in LANGUAGES and path.is_file():
             return f"]({up}source/{path.relative_to(ROOT)}.md)"
         if path.suffix == ".md" and path.parent == MEASURED:
-            return f"]({up}benchmarks/{path.name}{anchor})"
+            return f"]({up}measured/{path.name}{anchor})"
         return "](#)" if path.exists() else match.group(0)
 
     markdown = re.sub(r"\[([^\[\]]+)\]\(#\)", r"\1", LINK.sub(replace, markdown))
