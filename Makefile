@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CONFIG ?= configs/classic/cartpole.yaml
+CONFIG ?= configs/first/cartpole.yaml
 
 QUICK := $(addprefix tests/, \
 	algorithms/test_losses.py algorithms/test_ppo.py algorithms/test_schedule.py algorithms/test_update.py \

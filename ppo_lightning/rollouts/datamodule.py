@@ -80,7 +80,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         ConfigError: A number is out of its range.
 
     Example:
-        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
+        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=150_000)
     """
 
     _trainer: Any

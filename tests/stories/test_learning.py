@@ -42,9 +42,21 @@ LATER = [pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)]
 
 
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.integration), *LATER])
+def test_the_first_recipe_solves_cartpole(own_defaults, seed, tmp_path):
+    """``make train`` trains it."""
+    assert output_of_fit(tmp_path, "first/cartpole", seed, r"evaluation, deterministic: return (\S+)") >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_cartpole_is_solved_by_the_recipe(seed, tmp_path):
-    flags = ["--config", RECIPE, "--seed_everything", str(seed), "--trainer.logger", "false"]
-    process = Forked(tmp_path, command_line, "fit", *flags)
+    assert output_of_fit(tmp_path, RECIPE, seed, r"return over the last 100 episodes: (\S+)") >= 475
+
+
+def output_of_fit(folder, recipe, seed, number):
+    """Return the number that the output of a fit has at the place of a pattern's group."""
+    flags = ["--config", recipe, "--seed_everything", str(seed), "--trainer.logger", "false"]
+    process = Forked(folder, command_line, "fit", *flags)
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert float(re.search(r"return over the last 100 episodes: (\S+)", out)[1]) >= 475
+    return float(re.search(number, out)[1])

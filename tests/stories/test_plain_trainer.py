@@ -32,7 +32,7 @@ MODEL = {"num_minibatches": 2, "update_epochs": 1}
 
 
 STATEMENTS = """L.seed_everything(1)
-data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
+data = RolloutDataModule("CartPole-v1", total_timesteps=150_000)
 trainer = L.Trainer(accelerator="cpu")
 trainer.fit(PPO(), data)"""
 
@@ -199,7 +199,9 @@ TEN_STEPS = {"env_kwargs": {"max_episode_steps": 10}}
         ({"rollouts_per_epoch": 39, "eval_episodes": 4}, 1, 4),
     ],
 )
-def test_a_default_validation_takes_a_small_share_of_the_steps(fit, capsys, monkeypatch, data, epochs, episodes):
+def test_a_default_validation_takes_a_small_share_of_the_steps(
+    fit, capsys, monkeypatch, data, epochs, episodes
+):
     steps = {False: 0, True: 0}  # of training and evaluation
     walk = RolloutCollector._walk
 
