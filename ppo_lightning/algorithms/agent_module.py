@@ -195,12 +195,14 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
-        if self.fitting:
-            self.progress.evaluated_at = self.env_steps
         names = self.data.factory.log_info
         no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
         episodes.setdefault("info", no_info)  # the same keys on all ranks
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+        if not len(played["episode_reward"]):  # the evaluation was cut short
+            return
+        if self.fitting:
+            self.progress.evaluated_at = self.env_steps
         prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
         results |= info_means(prefix, played["info"], names, results)

@@ -9,7 +9,10 @@ import gymnasium
 import torch
 from torchrl.envs import EnvBase, Transform
 
+from ppo_lightning.envs import envpool, procgen, torch_env, vector
+from ppo_lightning.envs import gymnasium as gymnasium_envs
 from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.functions import make as make_by_function
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.specs import Specs, specs_of
@@ -18,64 +21,24 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copied
 from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
-SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 Make = Callable[..., EnvBase]  # of an id and the wanted copies
 
 
-# Each backend is imported at its first use: EnvPool's import alone takes a second.
+def _of_games(name: str, env_id: Any, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
+    from ppo_lightning.games import make  # a door
+
+    return getattr(make, name)(env_id, copies, **env_kwargs)
 
 
-def _gymnasium() -> Make:
-    from ppo_lightning.envs.gymnasium import make
-
-    return make
-
-
-def _vectorized() -> Make:
-    from ppo_lightning.envs.vector import make
-
-    return make
-
-
-def _torch() -> Make:
-    from ppo_lightning.envs.torch_env import make
-
-    return make
-
-
-def _envpool() -> Make:
-    from ppo_lightning.envs.envpool import make
-
-    return functools.partial(make, _board_game)
-
-
-def _board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    from ppo_lightning.games.make import make_board_game
-
-    return make_board_game(env_id, copies, **env_kwargs)
-
-
-def _procgen() -> Make:
-    from ppo_lightning.envs.procgen import make
-
-    return make
-
-
-def _pettingzoo() -> Make:
-    from ppo_lightning.games.make import make
-
-    return make
-
-
-BACKENDS: dict[str, Callable[[], Make]] = {
-    "gymnasium": _gymnasium,
-    "vectorized": _vectorized,
-    "torch": _torch,
-    "envpool": _envpool,
-    "procgen": _procgen,
-    "pettingzoo": _pettingzoo,
+BACKENDS: dict[str, Make] = {
+    "gymnasium": gymnasium_envs.make,
+    "vectorized": vector.make,
+    "torch": torch_env.make,
+    "envpool": functools.partial(envpool.make, functools.partial(_of_games, "make_board_game")),
+    "procgen": procgen.make,
+    "pettingzoo": functools.partial(_of_games, "make"),
 }
 
 
@@ -143,6 +106,13 @@ class EnvFactory:
                 number of environments, or ``num_workers`` does not fit.
             RuntimeError: An environment raised ``SystemExit``.
         """
+        is_function = not isinstance(self.env_id, str)
+        if is_function and self.backend not in ("gymnasium", "pettingzoo"):
+            raise ConfigError(
+                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
+            )
+        by_function = is_function and self.backend == "gymnasium"
+        make: Make = make_by_function if by_function else BACKENDS[self.backend]
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
@@ -155,7 +125,7 @@ class EnvFactory:
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:
             with user_modes():
-                env = self._maker()(self.env_id, copies, **copied(dict(self.env_kwargs)))
+                env = make(self.env_id, copies, **copied(dict(self.env_kwargs)))
         except SystemExit as error:  # would end the process with exit code 0, like a complete run
             raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         try:
@@ -190,15 +160,6 @@ class EnvFactory:
         limit = self.env_kwargs.get("max_episode_steps") or getattr(env, "max_episode_steps", None)
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
-
-    def _maker(self) -> Make:
-        is_function = not isinstance(self.env_id, str)
-        if is_function and self.backend not in ("gymnasium", "pettingzoo"):
-            raise ConfigError(
-                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
-            )
-        by_function = is_function and self.backend == "gymnasium"
-        return make_by_function if by_function else BACKENDS[self.backend]()
 
     def _check(self, env: EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
         """Check that environments have the wanted number, and that workers step them."""

@@ -1,5 +1,6 @@
 """Evaluation: whole episodes with the deterministic policy."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,12 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.factory import SUCCESS, EnvFactory
+from ppo_lightning.envs.contract import SUCCESS
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard, isolated
+from ppo_lightning.utils.watch import Interrupted, end_request
 
 MAX_EPISODE_STEPS = 30_000
 STEPS_AT_ONCE = 64
@@ -121,26 +124,29 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         self.wait()
-        shard = self.shard
-        if not shard.count:
-            yield no_episodes(0)
-            return
-        with isolated():  # also while environments are made
-            try:
-                env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
-            except Exception as error:
-                error.add_note(
-                    f"An evaluation makes {shard.count} environments beside those of training"
-                    " (data.eval_episodes; trainer.limit_val_batches 0 for none)."
-                )
-                raise
-            try:
-                with self.profiler.profile("evaluate"):
-                    episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
-            finally:
-                if not env.is_closed:
-                    env.close()
+        episodes: TensorDictBase = no_episodes(0)
+        # A signal leaves this rank without episodes. Environments are made isolated, too.
+        with contextlib.suppress(Interrupted), end_request.may_cut(lambda: True), isolated():
+            if self.shard.count:
+                episodes = self._play()
         yield episodes  # Lightning takes no further batch, and would leave the environments open
+
+    def _play(self) -> TensorDictBase:
+        shard = self.shard
+        try:
+            env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
+        except Exception as error:
+            error.add_note(
+                f"An evaluation makes {shard.count} environments beside those of training"
+                " (data.eval_episodes; trainer.limit_val_batches 0 for none)."
+            )
+            raise
+        try:
+            with self.profiler.profile("evaluate"):
+                return evaluate(self.agent, env, step_timeout=self.step_timeout)
+        finally:
+            if not env.is_closed:
+                env.close()
 
 
 def no_episodes(count: int) -> TensorDict:
