@@ -217,10 +217,13 @@ def convert_integers(convert: Callable[[Any], Any]) -> None:
 
 def keep_texts() -> None:
     """Let jsonargparse write a text where a class is possible, as in the keys of TorchRL's transforms."""
+    import yaml
     from jsonargparse import _typehints
 
     as_path = _typehints.serialize_as_import_path
     _typehints.serialize_as_import_path = lambda value: value if isinstance(value, str) else as_path(value)
+    # Enums of texts, as the default of Lightning's Timer.
+    yaml.SafeDumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
 
 
 def find_short_names(paths: Mapping[str, str]) -> None:

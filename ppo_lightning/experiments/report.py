@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.errors import import_extra
 from ppo_lightning.experiments.curves import Row, draw
 from ppo_lightning.experiments.jobs import Job
 from ppo_lightning.experiments.runner import Runner, metrics_of
@@ -62,8 +62,8 @@ def common_id(env_id: str) -> str:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file with a header."""
-    with path.open() as file:
+    """Read a CSV file with a header, or ``runs.csv`` in the folder of a benchmark."""
+    with (path / "runs.csv" if path.is_dir() else path).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -79,11 +79,7 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
     folder = runner.folder_of(job)
     record = runner.record_of(job)
-    if not (metrics := list(metrics_of(folder))):
-        raise ConfigError(
-            f"{folder} has no runs/NAME/version_*/metrics.csv, of which the report is made: keep the default"
-            " loggers."
-        )
+    metrics = list(metrics_of(folder))
     names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}

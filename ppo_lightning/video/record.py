@@ -43,9 +43,6 @@ def record_video(
         ConfigError: The environment cannot be created or rendered on this machine, the agent was built for
             other spaces, or a video package is missing.
     """
-    for name, value, lowest in (("episodes", episodes, 1), ("max_frames", max_frames, 1), ("seed", seed, 0)):
-        if value < lowest:
-            raise ConfigError(f"--{name} is {value}: it must be at least {lowest}.")
     check_output(path)
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
