@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.errors import import_extra
+from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.experiments.curves import Row, draw
 from ppo_lightning.experiments.jobs import Job
 from ppo_lightning.experiments.runner import Runner, metrics_of
@@ -79,7 +79,8 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
     folder = runner.folder_of(job)
     record = runner.record_of(job)
-    metrics = list(metrics_of(folder))
+    if not (metrics := list(metrics_of(folder))):
+        raise ConfigError(f"{folder} has no runs/NAME/version_*/metrics.csv: leave out trainer.fast_dev_run.")
     names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}

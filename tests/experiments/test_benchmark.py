@@ -319,6 +319,17 @@ def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):
     assert [row["step"] for row in metrics_of(tmp_path)] == ["100"]
 
 
+def test_a_run_has_the_working_directory_of_its_benchmark(tmp_path, monkeypatch):
+    """Relative paths of recipes and flags mean what they mean for `fit`."""
+    (job,) = jobs_of([RECIPE], [1], [], ())
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: started.append((words, options)))
+    monkeypatch.setattr(provenance, "source", dict)
+    Runner(tmp_path, 1, 1).start(job)
+    (((command,), options),) = started
+    assert "cwd" not in options and str(tmp_path / "runs/cartpole-1") in command
+
+
 def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
     (job,) = jobs_of([RECIPE], [1], [], ())
     runner = Runner(tmp_path, 1, 1)
@@ -609,7 +620,7 @@ def test_files_that_are_no_runs_are_refused(tmp_path):
         (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
         (twice, "line 4 .recipe one, seed 1.: an earlier line"),
         (nan, "line 4 .recipe one, seed 2.: the return is nan"),
-        (tmp_path, "runs.csv needs the columns"),
+        (tmp_path, "needs the columns .*runs.csv"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare(good, bad)
