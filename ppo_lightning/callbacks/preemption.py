@@ -19,7 +19,6 @@ from ppo_lightning.utils.output import say
 from ppo_lightning.utils.watch import end_request, end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
-INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
 class Preemption(QuietCallback):
@@ -34,9 +33,8 @@ class Preemption(QuietCallback):
     | a second SIGINT | at once |
     | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
-    The signal may reach any rank: all ranks agree at the end of each iteration and of each evaluation. It
-    ends an evaluation and a compilation at once: an iteration goes on without the graph. A run that is
-    complete, and has no evaluation left, ends as without a signal.
+    The signal may reach any rank, and all ranks end together: after the iteration, whose compilation is
+    given up, or in the middle of an evaluation. A run that is complete ends as without a signal.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
     Without ``ModelCheckpoint`` nothing is saved.
     A rank also ends when its launcher ends, even during a blocking call.
@@ -108,7 +106,7 @@ class Preemption(QuietCallback):
             raise KeyboardInterrupt(message)
         if trainer.is_global_zero:
             say(message)
-        raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
+        raise SystemExit(128 + signal.SIGINT if interrupted else EXIT_CODE)
 
     def on_train_end(self, *args: Any) -> None:
         """Restore the handlers."""

@@ -103,8 +103,8 @@ class RunCheckpointIO(CheckpointIO):
         else:
             checkpoint = complete(checkpoint, self.trainer)
         self.plugin.save_checkpoint(checkpoint, path, storage_options)
-        if self._former is not None and isinstance(checkpoint.get(BESIDE), str):
-            if self._former.exists():
+        if isinstance(checkpoint.get(BESIDE), str):
+            if self._former is not None and self._former.exists():
                 say(f"{self._former} may be removed: a newer replay buffer is written.")
             self._former = None
 

@@ -45,9 +45,8 @@ def check_step(answer: Any, num_envs: int | None = None) -> None:
     )
     for name, value, kind, is_right in parts:
         if not is_right:
-            hint = ""  # a package that has one
-            if name == "the reward" and num_envs is None and _as_array(value).size > 1:
-                hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)"
+            several = name == "the reward" and num_envs is None and _as_array(value).size > 1
+            hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
             raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
 
 

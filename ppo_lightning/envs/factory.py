@@ -9,14 +9,14 @@ import gymnasium
 import torch
 from torchrl.envs import EnvBase, Transform
 
-from ppo_lightning.envs import envpool, procgen, torch_env, vector
-from ppo_lightning.envs import gymnasium as gymnasium_envs
 from ppo_lightning.envs.batched import BatchedEnv, Copies
 from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.functions import make as make_by_function
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
+from ppo_lightning.envs.gymnasium import make as make_singles
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.transforms import transform, try_transforms
+from ppo_lightning.envs.vector import make as make_vectorized
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copied
 from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
@@ -26,20 +26,31 @@ Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pet
 Make = Callable[..., EnvBase]  # of an id and the wanted copies
 
 
-def _of_games(name: str, env_id: Any, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    from ppo_lightning.games import make  # a door
+def _make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
+    from ppo_lightning.games.make import make_board_game
 
-    return getattr(make, name)(env_id, copies, **env_kwargs)
+    return make_board_game(env_id, copies, **env_kwargs)
 
 
-BACKENDS: dict[str, Make] = {
-    "gymnasium": gymnasium_envs.make,
-    "vectorized": vector.make,
-    "torch": torch_env.make,
-    "envpool": functools.partial(envpool.make, functools.partial(_of_games, "make_board_game")),
-    "procgen": procgen.make,
-    "pettingzoo": functools.partial(_of_games, "make"),
-}
+def _of_backend(backend: Backend) -> Make:
+    """Return what makes environments, imported at its first use."""
+    if backend == "torch":
+        from ppo_lightning.envs.torch_env import make as of_tensors
+
+        return of_tensors
+    if backend == "envpool":
+        from ppo_lightning.envs.envpool import make as of_envpool
+
+        return functools.partial(of_envpool, _make_board_game)
+    if backend == "procgen":
+        from ppo_lightning.envs.procgen import make as of_procgen
+
+        return of_procgen
+    if backend == "pettingzoo":
+        from ppo_lightning.games.make import make as of_games
+
+        return of_games
+    return make_vectorized if backend == "vectorized" else make_singles
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class EnvFactory:
             environments that step together, the seed of the first one, one seed for each and the global index
             of the first one.
             These values are the same at each call of a function that creates single environments.
-        backend: A key of ``BACKENDS``.
+        backend: What makes the environments of an id.
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
             precedence.
@@ -111,8 +122,7 @@ class EnvFactory:
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        by_function = is_function and self.backend == "gymnasium"
-        make: Make = make_by_function if by_function else BACKENDS[self.backend]
+        make = make_by_function if is_function and self.backend == "gymnasium" else _of_backend(self.backend)
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0

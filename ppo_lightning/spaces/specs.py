@@ -21,11 +21,10 @@ LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 
 def with_axis(space: spaces.Space) -> spaces.Space:
     """Return a ``Box`` of shape () as a vector without entries of one number, and other spaces unchanged."""
-    if not isinstance(space, spaces.Box) or space.shape:
-        return space
-    vector: Any = spaces.flatten_space(space)
-    vector.entry_sizes = {}
-    return vector
+    if isinstance(space, spaces.Box) and space.shape == ():
+        space = spaces.flatten_space(space)
+        space.entry_sizes = {}  # type: ignore[attr-defined]
+    return space
 
 
 def cells_as_choices(space: spaces.Space) -> spaces.Space:
