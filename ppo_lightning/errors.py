@@ -20,12 +20,12 @@ SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -
     "clip_range_vf": "model.clip_vloss=true",
     "cuda": "trainer.accelerator=auto",
     "device": "trainer.accelerator",
-    "device_ids": "trainer.devices",
-    "entropy_coef": "model.ent_coef",
     "env": "data.env_id",
-    "exp_name": "name",
+    "exploration_final_eps": "model.end_e",
+    "gradient_steps": "model.train_frequency",
     "gym_id": "data.env_id",
     "kle_stop": "model.target_kl",
+    "learning_rate": "model.policy_lr and model.q_lr",
     "lr": "model.learning_rate",
     "n_envs": "data.num_envs",
     "n_epochs": "model.update_epochs",
@@ -35,8 +35,6 @@ SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -
     "policy": "model.agent",
     "seed": "seed_everything",
     "tensorboard_log": "trainer.logger",
-    "torch_deterministic": "trainer.deterministic",
-    "total_steps": "data.total_timesteps",
     "track": "trainer.logger+=WandbLogger",
     "value_coef": "model.vf_coef",
     "wandb_entity": "trainer.logger+=WandbLogger",
@@ -100,9 +98,9 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3)
     shown = known if isinstance(known, Mapping) else {key: key for key in known}
     lowered = {key.lower(): form for key, form in shown.items()}
     for word, meant in SYNONYMS.items():
-        key = re.split(r"\+?=", meant)[0]  # an option may have a value: "trainer.logger=WandbLogger"
-        if key in shown:
-            lowered.setdefault(word, shown[key] + meant.removeprefix(key))
+        meanings = {re.split(r"\+?=", one)[0]: one for one in meant.split(" and ")}  # some have a value
+        if found := [shown[key] + one.removeprefix(key) for key, one in meanings.items() if key in shown]:
+            lowered.setdefault(word, " and ".join(found))
     name = name.lower()
     close = [name] if name in lowered else difflib.get_close_matches(name, lowered, n=2 * limit)
     forms = list(dict.fromkeys(lowered[key] for key in close))[:limit]

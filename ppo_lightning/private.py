@@ -19,7 +19,8 @@ from torch import Tensor
 from torch._dynamo import mark_static_address as mark_static_address
 from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported
-from torch._higher_order_ops.scan import scan as scan
+from torch._guards import CompileContext as CompileContext
+from torch._higher_order_ops.scan import scan as scan_in_graph  # noqa: F401
 from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -112,7 +113,7 @@ def replace_defaults(trainer: "Trainer") -> None:
     """
     from lightning.pytorch.callbacks import WeightAveraging
 
-    if trainer.log_every_n_steps == LOG_EVERY_N_STEPS:  # type: ignore[attr-defined]
+    if trainer.log_every_n_steps in (0, LOG_EVERY_N_STEPS):  # type: ignore[attr-defined]  # 0: barebones
         trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
     if trainer.max_epochs == MAX_EPOCHS:
         trainer.fit_loop.max_epochs = -1
@@ -216,22 +217,25 @@ def convert_integers(convert: Callable[[Any], Any]) -> None:
 
 def keep_texts() -> None:
     """Let jsonargparse write a text where a class is possible, as in the keys of TorchRL's transforms."""
+    import yaml
     from jsonargparse import _typehints
 
     as_path = _typehints.serialize_as_import_path
     _typehints.serialize_as_import_path = lambda value: value if isinstance(value, str) else as_path(value)
+    # Enums of texts, as the default of Lightning's Timer.
+    yaml.SafeDumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
 
 
-def find_short_names(class_paths: Mapping[str, str]) -> None:
+def find_short_names(paths: Mapping[str, str]) -> None:
     """Let jsonargparse find classes by short names before anything has imported them.
 
     Args:
-        class_paths: Class path of each name. jsonargparse knows the names of imported classes only.
+        paths: Class path of each name, in lower case. jsonargparse knows those of imported classes.
     """
     from jsonargparse import _typehints
 
     resolve = _typehints.resolve_class_path_by_name
-    _typehints.resolve_class_path_by_name = lambda cls, name: resolve(cls, class_paths.get(name, name))
+    _typehints.resolve_class_path_by_name = lambda cls, name: resolve(cls, paths.get(name.lower(), name))
 
 
 def forget_writer(logger: Any) -> None:

@@ -11,7 +11,6 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils._pytree import tree_leaves
 
-from ppo_lightning.utils.compiler import scan_in_python
 from tests.fake_gpu import WholeSequences
 
 META = torch.device("meta")
@@ -71,7 +70,6 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     # What the compiler would compile runs as it is.
     for module in ("algorithms.update", "rollouts.scan_collector"):
         monkeypatch.setattr(f"ppo_lightning.{module}.compile_scan", lambda method, cpp_loop: method)
-        monkeypatch.setattr(f"ppo_lightning.{module}.scan", scan_in_python)
     monkeypatch.setattr("ppo_lightning.algorithms.update.compile_per_instance", lambda method, *_: method)
     with OneDevice():
         yield {"strategy": strategy, "accelerator": "auto", "callbacks": [WithoutFusedAdam()]}

@@ -196,10 +196,10 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
-        if self.fitting:
-            self.progress.evaluated_at = self.env_steps
         prefix = "test" if self.trainer.testing else "eval"
         results = pooled_statistics(prefix, episodes, self.data.factory.log_info)
+        if self.fitting and results:  # none of an evaluation that was cut short
+            self.progress.evaluated_at = self.env_steps
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,

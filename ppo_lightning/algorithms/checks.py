@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     EMAWeightAveraging,
+    GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
@@ -76,19 +77,19 @@ def of_trainer(trainer: Any, module: Any) -> Iterator[str]:
 def of_limits(trainer: Any, module: Any) -> Iterator[str]:
     """Yield the limits of a Trainer that keep a run from training, or from ending."""
     for name in ("max_steps", "max_epochs", "limit_train_batches", "val_check_interval", "log_every_n_steps"):
-        if getattr(trainer, name, None) == 0:  # a `val_check_interval` of time is kept elsewhere
-            cause = ", because trainer.barebones is true" if trainer.barebones else ""
-            yield f"trainer.{name} is 0{cause}: it must be at least 1."
+        if getattr(trainer, name, None) == 0 and not trainer.barebones:  # which logs nothing
+            yield f"trainer.{name} is 0: it must be at least 1."
     for name in ("min_steps", "min_epochs", "overfit_batches"):
         if value := getattr(trainer, name):
             yield (
                 f"trainer.{name} is {value}: leave it out, because every rollout is new and"
                 " data.total_timesteps ends the run."
             )
-    if trainer.accumulate_grad_batches != 1:  # Lightning asks for automatic optimization
+    accumulates = any(isinstance(x, GradientAccumulationScheduler) for x in trainer.callbacks)
+    if trainer.accumulate_grad_batches != 1 or accumulates:  # Lightning asks for automatic optimization
         by_minibatches = "num_minibatches" in module.hparams
         remedy = "lower model.num_minibatches" if by_minibatches else "raise model.batch_size"
-        yield f"trainer.accumulate_grad_batches is not 1: {remedy} instead."
+        yield f"trainer.accumulate_grad_batches and its scheduler have no effect: {remedy} instead."
 
 
 def of_data(trainer: Any, data: RolloutDataModule) -> Iterator[str]:

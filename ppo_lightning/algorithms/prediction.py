@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec
 
@@ -61,9 +60,7 @@ class Predictor:
         actions: Any = agent.head.for_environment(chosen)
         if not isinstance(observation, Tensor):
             array = (actions if actions.ndim > 1 else actions.unsqueeze(-1)).numpy(force=True)
-            if not is_batch and isinstance(self._action_space, spaces.Dict | spaces.Tuple):
-                return from_row(self._action_space, array[0]), memory
-            actions = from_row(self._action_space, array)
+            return from_row(self._action_space, array if is_batch else array[0]), memory
         return (actions if is_batch else actions[0]), memory
 
     def read(self, observation: Any) -> tuple[Tensor, bool]:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ppo_lightning.algorithms.adam import adam_state, trained_parameters
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
+from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_
 from ppo_lightning.rollouts.learner import MinibatchLearner
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
+from ppo_lightning.utils.compiler import compile_per_instance, compile_scan, scan
 from ppo_lightning.utils.rounding import tolerance
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars

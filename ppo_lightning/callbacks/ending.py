@@ -4,7 +4,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ppo_lightning.callbacks.guards import QuietCallback
-from ppo_lightning.envs.factory import SUCCESS
+from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.output import say

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning import private
@@ -15,10 +16,9 @@ from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.output import say
-from ppo_lightning.utils.watch import end_with_the_launcher
+from ppo_lightning.utils.watch import end_request, end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
-INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
 class Preemption(QuietCallback):
@@ -33,8 +33,8 @@ class Preemption(QuietCallback):
     | a second SIGINT | at once |
     | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
-    The signal may reach any rank: all ranks agree at the end of each iteration. In the last iteration, the
-    run saves and completes.
+    The signal may reach any rank, and all ranks end together: after the iteration, whose compilation is
+    given up, or in the middle of an evaluation. A run that is complete ends as without a signal.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
     Without ``ModelCheckpoint`` nothing is saved.
     A rank also ends when its launcher ends, even during a blocking call.
@@ -49,12 +49,11 @@ class Preemption(QuietCallback):
 
     def __init__(self) -> None:
         end_with_the_launcher()  # before the ranks meet
-        self.requested = 0  # number of the last signal
         self._previous_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: Learner, stage: str) -> None:
         """Replace the handler that Lightning registers before training."""
-        self.requested = 0
+        end_request.number = 0
         if stage == "fit":
             private.set_sigterm_handler(trainer, self._request)
 
@@ -69,7 +68,7 @@ class Preemption(QuietCallback):
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            if self.requested:
+            if end_request.number:
                 if private.INTERACTIVE:  # the process of a notebook stays
                     raise KeyboardInterrupt
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -77,17 +76,24 @@ class Preemption(QuietCallback):
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 # `print` must not be called in a handler
                 os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
-        self.requested = number
+        end_request.receive(number)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective."""
-        number = collectives.largest(self.requested)
+        if pl_module.rollouts_done < pl_module.data.num_rollouts:  # otherwise the run is complete
+            self._end_if_requested(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+        """Save and end as at the end of an iteration: the signal has cut the evaluation of a rank short."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._end_if_requested(trainer, pl_module)
+
+    def _end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
+        number = collectives.largest(end_request.number)
         if not number:
             return
         interrupted = number == signal.SIGINT
         path = save_beside_checkpoints(trainer, "preempted")
-        if pl_module.rollouts_done >= pl_module.data.num_rollouts:
-            return  # its evaluation and its last checkpoint come next, and a resumed run would have neither
         command = "" if private.INTERACTIVE else ", or fit --auto_resume"
         saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}){command}."
         if path is None:
@@ -100,7 +106,7 @@ class Preemption(QuietCallback):
             raise KeyboardInterrupt(message)
         if trainer.is_global_zero:
             say(message)
-        raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
+        raise SystemExit(128 + signal.SIGINT if interrupted else EXIT_CODE)
 
     def on_train_end(self, *args: Any) -> None:
         """Restore the handlers."""

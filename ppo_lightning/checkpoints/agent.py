@@ -184,8 +184,8 @@ def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
     if plain["kind"] == "Composite":
         return {name: _comparable(part, bounds) for name, part in plain["parts"].items()}
     kind = "Box" if plain["kind"] in ("Bounded", "Unbounded") else plain["kind"]
-    comparable = {"kind": kind} | {key: plain[key] for key in plain if key != "kind"}
-    if "entries" in plain:
+    comparable = {"kind": kind} | {key: plain[key] for key in plain if key not in ("kind", "entries")}
+    if plain.get("entries"):  # a number has none
         comparable["entries"] = list(plain["entries"].items())  # the order of the columns counts
     return {key: value for key, value in comparable.items() if bounds or key not in ("low", "high")}
 

@@ -83,7 +83,8 @@ def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> No
         ("model.agent", known_class(named[1], Actor), agent["init_args"]),
         ("data", data, checkpoint["datamodule_hyper_parameters"]),
     ):
-        if owner is None or _takes_any(owner):
+        # A class of a user may read any keyword. Ours pass keywords on to their base.
+        if owner is None or (_has_keywords(owner) and not is_ours(owner.__module__)):
             continue
         known = arguments_of(owner)
         if group == "model.agent" and not _has_keywords(owner):  # it does not save arguments of its bases
@@ -94,11 +95,6 @@ def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> No
             f"The checkpoint names {', '.join(gone):.300}, which ppo_lightning {__version__} does not have:"
             f" {writer_of(checkpoint)} wrote it and can read it."
         )
-
-
-def _takes_any(owner: type) -> bool:
-    """Return whether a class of a user may read any keyword. Ours pass keywords on to their base."""
-    return not is_ours(owner.__module__) and _has_keywords(owner)
 
 
 def _has_keywords(owner: type) -> bool:

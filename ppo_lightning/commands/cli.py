@@ -66,13 +66,12 @@ class Parser(LightningArgumentParser):
 
 private.convert_integers(as_integer)  # 1e4, 500k and 1M
 private.keep_texts()
-private.find_short_names(
-    {
-        name: f"{package.__name__}.{name}"
-        for package in (ppo_lightning, ppo_lightning.callbacks)
-        for name in package.__all__
-    }
-)
+SHORT_NAMES = {
+    name.lower(): f"{package.__name__}.{name}"
+    for package in (ppo_lightning, ppo_lightning.callbacks)
+    for name in package.__all__
+}
+private.find_short_names(SHORT_NAMES)
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -207,9 +206,8 @@ def run(callbacks: list[Callback], arguments: Arguments, save_config: bool = Tru
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     command, is_help = arguments.command, arguments.asks_for_help
     algorithm = arguments.algorithm(default=PPOCLI.algorithm)
-    helped = PPO
-    if is_help:  # a name without a module is a class of this package
-        helped = pkgutil.resolve_name(algorithm if "." in algorithm else f"ppo_lightning.{algorithm}")
+    algorithm = SHORT_NAMES.get(algorithm.lower(), algorithm)
+    helped = pkgutil.resolve_name(algorithm) if is_help else PPO
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     settings = {
         "dump_header": HEADER,

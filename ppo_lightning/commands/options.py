@@ -58,11 +58,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 # Flags of ``fit`` for a run that writes and prints nothing.
 QUIET = [
-    part
+    f"--trainer.{name}=false"
     for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    for part in (f"--trainer.{name}", "false")
 ]
-QUIET += ["--trainer.callbacks", "null"]  # which may need what is left out
+QUIET += ["--trainer.callbacks=null"]  # which may need what is left out
 
 
 def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:

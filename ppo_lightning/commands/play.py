@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import add_agent_arguments, parser_of
+from ppo_lightning.commands.options import add_agent_arguments, at_least, parser_of
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import EnvFactory
@@ -22,28 +22,18 @@ def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning play``."""
     parser = parser_of("play")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "agent",
-        nargs="?",
-        help="a bundled agent (see ppo-lightning recipes), a folder, or OWNER/NAME of the Hub",
-    )
+    agent = "a bundled agent (see ppo-lightning recipes), a folder, or OWNER/NAME of the Hub"
+    source.add_argument("agent", nargs="?", help=agent)
     source.add_argument("--ckpt_path", help="checkpoint of the agent")
-    parser.add_argument(
-        "--output", default="video.mp4", help=".mp4 or .gif file to write (default: video.mp4)"
-    )
-    parser.add_argument("--episodes", type=int, default=1, help="number of episodes (default: 1)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the episodes (default: 1)")
-    parser.add_argument(
-        "--max_frames", type=int, default=10_000, help="maximum steps of an episode (default: 10000)"
-    )
-    parser.add_argument(
-        "--overlay",
-        action="store_true",
-        help="draw action probabilities (or means), value and return beside the picture",
-    )
-    parser.add_argument(
-        "--opponent", help="second player of a game of two: a checkpoint, random or minimax:2"
-    )
+    parser.add_argument("--output", default="video.mp4", help=".mp4 or .gif file (default: video.mp4)")
+    parser.add_argument("--episodes", type=at_least(1), default=1, help="number of episodes (default: 1)")
+    parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the episodes (default: 1)")
+    frames = "maximum steps of an episode (default: 10000)"
+    parser.add_argument("--max_frames", type=at_least(1), default=10_000, help=frames)
+    overlay = "draw action probabilities (or means), value and return beside the picture"
+    parser.add_argument("--overlay", action="store_true", help=overlay)
+    opponent = "second player of a game of two: a checkpoint, random or minimax:2"
+    parser.add_argument("--opponent", help=opponent)
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     add_agent_arguments(parser)
     options = parser.parse_args(args)

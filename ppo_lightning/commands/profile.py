@@ -158,15 +158,8 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
     from ppo_lightning.commands import cli
 
     clock = StageClock(seconds)
-    limits = {
-        "limit_val_batches": 0,
-        "max_steps": -1,
-        "max_epochs": -1,
-        "max_time": "null",
-        "fast_dev_run": 0,
-    }
-    endless = [f"--trainer.{name}={value}" for name, value in limits.items()]
-    endless.append(f"--data.total_timesteps={10**9}")
+    limits = ("limit_val_batches=0", "max_steps=-1", "max_epochs=-1", "max_time=null", "fast_dev_run=0")
+    endless = [*(f"--trainer.{limit}" for limit in limits), f"--data.total_timesteps={10**9}"]
     with contextlib.redirect_stdout(io.StringIO()):  # of the summary
         cli.run([clock], Arguments(["fit", *args, *endless, *QUIET]), save_config=False)
     return clock

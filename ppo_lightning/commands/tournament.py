@@ -21,9 +21,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("players", nargs="+", help="checkpoints (.ckpt), random, or minimax:2 (the depth)")
     parser.add_argument("--games", type=at_least(1), default=100, help="games of each pair (default: 100)")
     parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the games (default: 1)")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="checkpoints choose their most probable actions"
-    )
+    parser.add_argument("--deterministic", action="store_true", help="checkpoints choose their best actions")
     parser.add_argument("--env_id", help="the game (default: the checkpoints')")
     add_agent_arguments(parser)
     options = parser.parse_args(args)

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.specs import MASK, entries
 
+SUCCESS = "is_success"  # in the info at the end of an episode
 CONTRACT = {
     "reset": "take seed and options and return (observation, info)",
     "step": "take an action and return (observation, reward, terminated, truncated, info)",
@@ -44,7 +45,9 @@ def check_step(answer: Any, num_envs: int | None = None) -> None:
     )
     for name, value, kind, is_right in parts:
         if not is_right:
-            raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there.")
+            several = name == "the reward" and num_envs is None and _as_array(value).size > 1
+            hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
+            raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
 
 
 def _is_number(value: Any, num_envs: int | None) -> bool:
@@ -86,7 +89,7 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         return
     array = _as_array(value)
     shape = space.shape or ()
-    fits = array.shape == shape or _without_ones(array.shape) == _without_ones(shape)
+    fits = array.shape == shape or array.squeeze().shape == tuple(length for length in shape if length != 1)
     if array.dtype.kind not in "biuf" or not fits:
         raise ConfigError(
             f"the {name} is {describe(value)} and must be an array of numbers of shape {shape}, as in"
@@ -177,11 +180,13 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
 def numbers_of(info: Any, names: Sequence[str], count: int) -> np.ndarray:
     """Return numbers of an info of some environments, [count, names] float64, NaN where there is none."""
     numbers = np.full((count, len(names)), np.nan)
+    found = info if isinstance(info, Mapping) else {}
     for column, name in enumerate(names):
-        if isinstance(info, Mapping) and name in info and (values := _as_array(info[name])).size == count:
+        key = "success" if name == SUCCESS and name not in found else name  # as MetaWorld calls it
+        if key in found and (values := _as_array(found[key])).size == count:
             with contextlib.suppress(TypeError, ValueError):  # a text
                 numbers[:, column] = values.reshape(count)
-            if (present := _as_array(info.get(f"_{name}"))).shape == (count,):  # of a VectorEnv
+            if (present := _as_array(found.get(f"_{key}"))).shape == (count,):  # of a VectorEnv
                 numbers[~present.astype(bool), column] = np.nan
     return numbers
 
@@ -197,10 +202,6 @@ def describe(value: Any) -> str:
     """Return a value in one short line."""
     shape = getattr(value, "shape", None)
     return f"an array of shape {tuple(shape)}" if shape else " ".join(reprlib.repr(value).split())
-
-
-def _without_ones(shape: tuple[int, ...]) -> list[int]:
-    return [length for length in shape if length != 1]
 
 
 def reraise(error: BaseException, where: str, call: str, step: int = 0, answer: Any = ...) -> NoReturn:

@@ -10,73 +10,47 @@ import torch
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.envs.batched import BatchedEnv, Copies
+from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.functions import make as make_by_function
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
+from ppo_lightning.envs.gymnasium import make as make_singles
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.transforms import transform, try_transforms
+from ppo_lightning.envs.vector import make as make_vectorized
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copied
 from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
-SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 Make = Callable[..., EnvBase]  # of an id and the wanted copies
 
 
-# Each backend is imported at its first use: EnvPool's import alone takes a second.
-
-
-def _gymnasium() -> Make:
-    from ppo_lightning.envs.gymnasium import make
-
-    return make
-
-
-def _vectorized() -> Make:
-    from ppo_lightning.envs.vector import make
-
-    return make
-
-
-def _torch() -> Make:
-    from ppo_lightning.envs.torch_env import make
-
-    return make
-
-
-def _envpool() -> Make:
-    from ppo_lightning.envs.envpool import make
-
-    return functools.partial(make, _board_game)
-
-
-def _board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
+def _make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
     from ppo_lightning.games.make import make_board_game
 
     return make_board_game(env_id, copies, **env_kwargs)
 
 
-def _procgen() -> Make:
-    from ppo_lightning.envs.procgen import make
+def _of_backend(backend: Backend) -> Make:
+    """Return what makes environments, imported at its first use."""
+    if backend == "torch":
+        from ppo_lightning.envs.torch_env import make as of_tensors
 
-    return make
+        return of_tensors
+    if backend == "envpool":
+        from ppo_lightning.envs.envpool import make as of_envpool
 
+        return functools.partial(of_envpool, _make_board_game)
+    if backend == "procgen":
+        from ppo_lightning.envs.procgen import make as of_procgen
 
-def _pettingzoo() -> Make:
-    from ppo_lightning.games.make import make
+        return of_procgen
+    if backend == "pettingzoo":
+        from ppo_lightning.games.make import make as of_games
 
-    return make
-
-
-BACKENDS: dict[str, Callable[[], Make]] = {
-    "gymnasium": _gymnasium,
-    "vectorized": _vectorized,
-    "torch": _torch,
-    "envpool": _envpool,
-    "procgen": _procgen,
-    "pettingzoo": _pettingzoo,
-}
+        return of_games
+    return make_vectorized if backend == "vectorized" else make_singles
 
 
 @dataclass(frozen=True)
@@ -90,7 +64,7 @@ class EnvFactory:
             environments that step together, the seed of the first one, one seed for each and the global index
             of the first one.
             These values are the same at each call of a function that creates single environments.
-        backend: A key of ``BACKENDS``.
+        backend: What makes the environments of an id.
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
             precedence.
@@ -143,6 +117,12 @@ class EnvFactory:
                 number of environments, or ``num_workers`` does not fit.
             RuntimeError: An environment raised ``SystemExit``.
         """
+        is_function = not isinstance(self.env_id, str)
+        if is_function and self.backend not in ("gymnasium", "pettingzoo"):
+            raise ConfigError(
+                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
+            )
+        make = make_by_function if is_function and self.backend == "gymnasium" else _of_backend(self.backend)
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
@@ -155,7 +135,7 @@ class EnvFactory:
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:
             with user_modes():
-                env = self._maker()(self.env_id, copies, **copied(dict(self.env_kwargs)))
+                env = make(self.env_id, copies, **copied(dict(self.env_kwargs)))
         except SystemExit as error:  # would end the process with exit code 0, like a complete run
             raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         try:
@@ -190,15 +170,6 @@ class EnvFactory:
         limit = self.env_kwargs.get("max_episode_steps") or getattr(env, "max_episode_steps", None)
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
-
-    def _maker(self) -> Make:
-        is_function = not isinstance(self.env_id, str)
-        if is_function and self.backend not in ("gymnasium", "pettingzoo"):
-            raise ConfigError(
-                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
-            )
-        by_function = is_function and self.backend == "gymnasium"
-        return make_by_function if by_function else BACKENDS[self.backend]()
 
     def _check(self, env: EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
         """Check that environments have the wanted number, and that workers step them."""

@@ -87,9 +87,11 @@ class GymnasiumEnv(BatchedEnv):
         self.envs = [make() for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
+                name = f"{type(env).__module__}.{type(env).__qualname__}".removeprefix("builtins.")
                 raise ConfigError(
-                    f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized"
-                    " environment of Gymnasium or a TorchRL environment."
+                    f"env_id makes a {name}: it must make a Gymnasium environment, a vectorized environment"
+                    " of Gymnasium or a TorchRL environment. Wrap another one in a gymnasium.Env; the package"
+                    " shimmy has wrappers for gym, dm_env and OpenSpiel."
                 )
         self._first_env = first_env
         first = self.envs[0]

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from ppo_lightning.envs.contract import check_parts
 from ppo_lightning.errors import first_line
 from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -28,9 +27,6 @@ class RestartOnFailure(gymnasium.Wrapper):
         max_restarts: Number of failures after which the next one is raised or returned.
         name: Name of the environment in warnings.
 
-    Raises:
-        ConfigError: ``max_restarts`` is negative.
-
     Example:
         >>> env = RestartOnFailure(lambda: gymnasium.make("CartPole-v1"), max_restarts=3)
         >>> env.reset(seed=1)[0].shape
@@ -38,12 +34,8 @@ class RestartOnFailure(gymnasium.Wrapper):
     """
 
     def __init__(
-        self,
-        make: Callable[[], gymnasium.Env],
-        max_restarts: Annotated[int, Range(0)],
-        name: str = "The environment",
+        self, make: Callable[[], gymnasium.Env], max_restarts: int, name: str = "The environment"
     ) -> None:
-        check_arguments(RestartOnFailure.__init__, locals(), "data.env_kwargs")
         super().__init__(make())
         self.restarts = 0
         self.first_seed = 0

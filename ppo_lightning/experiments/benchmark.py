@@ -31,9 +31,7 @@ def main(args: Sequence[str]) -> None:
         " --model.compile true ...",
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="recipes, as for fit --config")
-    parser.add_argument(
-        "--env_ids", nargs="+", default=[], help="train each recipe in each of these environments"
-    )
+    parser.add_argument("--env_ids", nargs="+", default=[], help="train each recipe in each of these")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
     add_runner_arguments(parser, "runs/benchmark")
     options, flags = parser.parse_known_args(args)

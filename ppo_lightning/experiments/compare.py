@@ -90,7 +90,6 @@ def format_difference(before: Sequence[float], after: Sequence[float]) -> str:
 
 def read_runs(path: Path, by: str = "recipe") -> Runs:
     """Read the returns of a benchmark, or its ``runs.csv``, by recipe or environment, and seed."""
-    path = _file_of(path)
     runs: Runs = {}
     try:
         rows = [(row[by], row["seed"], float(row["episodic_return"])) for row in read_csv(path)]
@@ -108,12 +107,8 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
 
 def read_tasks(path: Path, by: str) -> dict[str, str]:
     """Return environment and number of steps of the last run of each recipe or environment."""
-    rows = read_csv(_file_of(path))
+    rows = read_csv(path)
     return {row[by]: f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}" for row in rows}
-
-
-def _file_of(path: Path) -> Path:
-    return path / "runs.csv" if path.is_dir() else path
 
 
 def main(args: Sequence[str]) -> None:
@@ -125,9 +120,7 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("before", type=Path, help="folder of a benchmark, or its runs.csv")
     parser.add_argument("after", type=Path, help="folder of another benchmark, or its runs.csv")
-    parser.add_argument(
-        "--by", choices=["recipe", "env_id"], default="recipe", help="what the benchmarks share"
-    )
+    parser.add_argument("--by", choices=["recipe", "env_id"], default="recipe", help="what both share")
     text, exit_code = compare(**vars(parser.parse_args(args)))
     print(text)
     raise SystemExit(exit_code)

@@ -1,7 +1,6 @@
 """Jobs of a benchmark: a recipe with flags and a seed."""
 
 import inspect
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.recipes import find_recipe, read_yaml
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -37,16 +37,11 @@ class Job:
     @property
     def algorithm(self) -> str:
         """Name of the algorithm's class, that of the last flag or of the recipe. Empty: the default, PPO."""
-        model = yaml.safe_load(self.recipe.read_text()).get("model") or ""
-        path = model.get("class_path", "") if isinstance(model, dict) else model
-        for name, value in itertools.pairwise(self._flag_parts):
-            if name in ("--model", "--model.class_path"):
-                path = value
-        return path.rpartition(".")[2]
+        return self._arguments.algorithm(default="").rpartition(".")[2]
 
     @property
-    def _flag_parts(self) -> list[str]:
-        return [part for flag in self.flags for part in flag.split("=", 1)]
+    def _arguments(self) -> Arguments:
+        return Arguments(["fit", f"--config={self.recipe}", *self.flags])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -54,9 +49,10 @@ class Job:
         parameters = inspect.signature(RolloutDataModule).parameters.values()
         data = {parameter.name: parameter.default for parameter in parameters}
         data |= yaml.safe_load(self.recipe.read_text()).get("data", {})
-        for name, value in itertools.pairwise(self._flag_parts):
+        flags = self._arguments
+        for name, _ in flags.options:
             if name.startswith("--data.") and name.count(".") == 1:
-                data[name.removeprefix("--data.")] = yaml.safe_load(value)
+                data[name.removeprefix("--data.")] = yaml.safe_load(flags.value(name) or "")
         if isinstance(data["env_id"], dict):  # a class with arguments
             data["env_id"] = data["env_id"]["class_path"]
         return {name: as_integer(value) for name, value in data.items()}

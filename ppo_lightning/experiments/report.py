@@ -63,8 +63,8 @@ def common_id(env_id: str) -> str:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file with a header."""
-    with path.open() as file:
+    """Read a CSV file with a header, or ``runs.csv`` in the folder of a benchmark."""
+    with (path / "runs.csv" if path.is_dir() else path).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -81,10 +81,7 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     folder = runner.folder_of(job)
     record = runner.record_of(job)
     if not (metrics := list(metrics_of(folder))):
-        raise ConfigError(
-            f"{folder} has no runs/NAME/version_*/metrics.csv, of which the report is made: keep the default"
-            " loggers."
-        )
+        raise ConfigError(f"{folder} has no runs/NAME/version_*/metrics.csv: leave out trainer.fast_dev_run.")
     names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
+from ppo_lightning.commands.options import TRAINER_DEFAULTS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.experiments import provenance
 from ppo_lightning.experiments.jobs import Job
@@ -102,16 +103,11 @@ class Runner:
         The report would mix them, or leave them out.
         """
         for job in jobs:
-            folder = self.folder_of(job)
-            record = self.record_of(job)
-            if not record:
-                if (folder / "runs").exists():
-                    raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
-                continue
-            settings = self.settings_of(job)
-            if changed := [name for name in settings if settings[name] != record["settings"].get(name)]:
-                advice = "keep them, or choose another --output"
-                raise ConfigError(f"{folder} has a run with other settings ({', '.join(changed)}): {advice}.")
+            settings, record = self.settings_of(job), self.record_of(job)
+            changed = [name for name in settings if record and settings[name] != record["settings"].get(name)]
+            if changed:
+                advice = f"({', '.join(changed)}): keep them, or choose another --output"
+                raise ConfigError(f"{self.folder_of(job)} has a run with other settings {advice}.")
         runs = {path.parent for path in self.folder.glob(f"runs/*/{RECORD}")}
         if others := sorted(path.name for path in runs - {self.folder_of(job) for job in jobs}):
             raise ConfigError(
@@ -147,11 +143,14 @@ class Runner:
         command += ["--config", str(job.recipe.resolve()), "--seed_everything", str(job.seed)]
         command += ["--auto_resume", "--trainer.enable_progress_bar", "false"]
         command += ["--num_threads", str(self.threads), *job.flags]
+        # Not by the working directory: relative paths of recipes and flags mean what they mean for `fit`.
+        command += ["--trainer.default_root_dir", str(folder.resolve())]
+        command += ["--trainer.logger", json.dumps(TRAINER_DEFAULTS["logger"])]
         package = str(Path(__file__).parents[2])  # works without installing the package
         path = os.pathsep.join(filter(None, [package, os.getcwd(), os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}
         with (folder / "log.txt").open("a") as log:
-            options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+            options = {"env": env, "stdout": log, "stderr": log, "start_new_session": True}
             options["preexec_fn"] = functools.partial(end_with_the_parent, signal.SIGTERM)
             process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
         self._running[job] = process, time.perf_counter() - self.record_of(job).get("seconds", 0.0)

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.options import at_least, parser_of
 from ppo_lightning.commands.recipes import read_yaml
@@ -35,6 +37,7 @@ from ppo_lightning.experiments.runner import Runner, metrics_of
 HEARTBEAT = 30  # seconds between two heartbeats of a trial, which is stale after two of them
 SHARES = 4  # scores that the pruner sees of each seed, after equal shares of data.total_timesteps
 FRESH_SEEDS = 5  # seeds of the comparison, which no trial has used
+GAMMAS = [0.95, 0.98, 0.99, 0.995, 0.999]  # of the default space
 Targets = dict[str, tuple[float, float]]  # environment -> returns with the scores 0 and 1
 
 
@@ -59,6 +62,16 @@ def read_space(path: Path) -> tuple[dict[str, Any], Targets]:
         advice = "parameters need choices, or low and high (with log: true or step); targets need two returns"
         raise ConfigError(f"--space {path}: {name}: {advice} ({error}).") from error
     return space, targets
+
+
+def default_space(folder: Path, jobs: Sequence[Job]) -> Path:
+    """Write the space of a study without ``--space``: learning rates and discount."""
+    rates = ("policy_lr", "q_lr") if "SAC" in jobs[0].algorithm.upper() else ("learning_rate",)
+    space: dict[str, Any] = {f"model.{name}": {"low": 1e-4, "high": 1e-2, "log": True} for name in rates}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump({"parameters": space | {"model.gamma": {"choices": GAMMAS}}}))
+    return path
 
 
 def _distribution(entry: dict[str, Any]) -> Any:
@@ -251,19 +264,22 @@ def main(args: Sequence[str]) -> None:
         "Each trial trains all recipes with several seeds. The same command resumes the study, and a second"
         " one joins it. All other arguments are passed to fit: --data.total_timesteps 100000 ...",
     )
-    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="recipes, as for fit --config")
-    parser.add_argument("--space", type=Path, required=True, help="search space, a YAML file")
+    parser.add_argument("--recipes", "--config", nargs="+", type=Path, required=True, help="as fit --config")
+    parser.add_argument("--space", type=Path, help="search space, YAML (default: learning rates, discount)")
     parser.add_argument("--trials", type=at_least(1), default=100, help="number of trials (default: 100)")
     parser.add_argument("--seeds", type=at_least(1), default=3, help="seeds of a trial, from 1 (default: 3)")
     benchmark.add_runner_arguments(parser, "runs/tune")
     parser.add_argument("--storage", help="URL of a database (default: study.db in --output)")
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
     options, flags = parser.parse_known_args(args)
+    jobs = jobs_of(options.recipes, [1], [], tuple(flags))
+    options.recipes = [job.recipe for job in jobs]
+    if options.space is None:
+        options.space = default_space(options.output, jobs)
     space, targets = read_space(options.space)
     for flag in [*flags, *(f"--{name}" for name in space)]:
         if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
             raise ConfigError(f"{flag}: only flags --model.*, --data.* and --trainer.* may be tuned or set.")
-    jobs = jobs_of(options.recipes, [1], [], tuple(flags))
     env_ids = {str(job.settings["env_id"]) for job in jobs}
     for name, entry in space.items():  # before trials fail one by one
         values = entry.choices if hasattr(entry, "choices") else (entry.low, entry.high)

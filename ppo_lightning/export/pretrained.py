@@ -61,8 +61,8 @@ class Pretrained:
             self.save_pretrained(folder, repo_id)
             return upload(Path(folder), repo_id)
 
-    def to_onnx(self: Any, file_path: str | Path) -> Path:
-        """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
+    def to_onnx(self: Any, file_path: str | Path, input_sample: Any = None) -> Path:
+        """Export the agent, see :func:`ppo_lightning.export.onnx.to_onnx`. No ``input_sample`` is needed."""
         from ppo_lightning.export.onnx import to_onnx
 
         require_trained(self)

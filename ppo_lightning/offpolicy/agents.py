@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import Composite, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.actor import Actor, ArrayPolicy
@@ -58,6 +58,8 @@ class OffPolicyAgent(Actor):
         norm_obs: bool = False,
     ) -> None:
         check_arguments(OffPolicyAgent.__init__, locals(), "model.agent")
+        if isinstance(action_spec, Composite):  # the head refuses it, and not one of its parts
+            self.default_head(1, action_spec)
         if is_picture(observation_spec):
             parameter = inspect.signature(type(self)).parameters.get("hidden_sizes")
             default = getattr(parameter, "default", hidden_sizes)

@@ -19,7 +19,6 @@ from ppo_lightning.algorithms import checks
 from ppo_lightning.algorithms.adam import adam_state, state_and_settings
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
-from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.actor import Actor
@@ -31,6 +30,7 @@ from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.compiler import compile_per_instance, of_arguments, replay
+from ppo_lightning.utils.watch import end_request
 
 AgentMaker = Callable[[TensorSpec, TensorSpec], Actor]
 Metrics = dict[str, Tensor]  # scalars by name
@@ -305,15 +305,17 @@ class OffPolicyModule(AgentModule):
         """Release the graph."""
         self._compiled = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the buffer out of a copy and of a pickled module, whose next fit makes another one."""
+        return {key: x for key, x in super().__getstate__().items() if key not in ("buffer", "_adams")}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["exploration"] = self.agent.head.exploration
         if not checkpoint.get("optimizer_states"):  # weights only, or no fit
             return
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
-        if self.hparams.save_buffer or collectives.largest(preempted):
+        if self.hparams.save_buffer or collectives.largest(end_request.number):
             buffers = collectives.chain([self.buffer.state_dict()])
             checkpoint[BESIDE] = {"refilled_at": self._refilled_at, "buffers": buffers}
 

@@ -17,7 +17,8 @@ from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
-from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
+from ppo_lightning.envs.contract import SUCCESS
+from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.base import Collector
@@ -29,12 +30,10 @@ from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.plan import EVAL_EPISODES, Plan
 from ppo_lightning.rollouts.progress import Progress
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments, copied
+from ppo_lightning.utils.arguments import NamedArguments, Range, as_integer, check_arguments, copied
 from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
 
-# Of algorithms that do not state other numbers
-DEFAULT_NUM_ENVS = 4
-DEFAULT_NUM_STEPS = 128
+DEFAULT_NUM_ENVS, DEFAULT_NUM_STEPS = 4, 128  # of algorithms that do not state others
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
@@ -74,7 +73,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
         log_info: Names of numbers in the ``info`` at the end of an episode. Their means over the episodes of
             a rollout are the metrics ``charts/NAME``, over those of an evaluation ``eval/NAME``.
-            ``is_success`` needs no name: it is ``success_rate``.
+            ``is_success``, or ``success``, needs no name: it is ``success_rate``.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -102,6 +101,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         overlap: bool = False,
         log_info: list[str] | None = None,
     ) -> None:
+        total_timesteps = as_integer(total_timesteps)  # 1e6
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
         super().__init__()
@@ -162,7 +162,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if stage == "fit":
             private.replace_defaults(self.trainer)
             self.progress.reset()
-        self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
+        self._rollouts_per_epoch = int(self.trainer.fast_dev_run) or self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     @property

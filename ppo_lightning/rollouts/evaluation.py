@@ -1,5 +1,6 @@
 """Evaluation: whole episodes with the deterministic policy."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,13 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.factory import SUCCESS, EnvFactory
+from ppo_lightning.envs.contract import SUCCESS
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.seeding import Shard, isolated
+from ppo_lightning.utils.watch import Interrupted, end_request
 
 MAX_EPISODE_STEPS = 30_000
 STEPS_AT_ONCE = 64
@@ -70,6 +73,8 @@ def evaluate(
 def pooled_statistics(prefix: str, episodes: TensorDictBase, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the metrics of the episodes of all ranks, of which this one has ``episodes`` [E]; a collective.
 
+    There are none if no rank has an episode.
+
     Args:
         prefix: Of the names of the metrics.
         episodes: ``episode_reward`` and ``step_count`` [E], and ``info`` [E, names] if there is any.
@@ -78,6 +83,8 @@ def pooled_statistics(prefix: str, episodes: TensorDictBase, names: Sequence[str
     no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
     episodes.setdefault("info", no_info)  # the same keys on all ranks
     played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+    if not len(played["episode_reward"]):
+        return {}
     results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
     return results | info_means(prefix, played["info"], names, results)
 
@@ -137,26 +144,29 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         self.wait()
-        shard = self.shard
-        if not shard.count:
-            yield no_episodes(0)
-            return
-        with isolated():  # also while environments are made
-            try:
-                env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
-            except Exception as error:
-                error.add_note(
-                    f"An evaluation makes {shard.count} environments beside those of training"
-                    " (data.eval_episodes; trainer.limit_val_batches 0 for none)."
-                )
-                raise
-            try:
-                with self.profiler.profile("evaluate"):
-                    episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
-            finally:
-                if not env.is_closed:
-                    env.close()
+        episodes: TensorDictBase = no_episodes(0)
+        # A signal leaves this rank without episodes. Environments are made isolated, too.
+        with contextlib.suppress(Interrupted), end_request.may_cut(lambda: True), isolated():
+            if self.shard.count:
+                episodes = self._play()
         yield episodes  # Lightning takes no further batch, and would leave the environments open
+
+    def _play(self) -> TensorDictBase:
+        shard = self.shard
+        try:
+            env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
+        except Exception as error:
+            error.add_note(
+                f"An evaluation makes {shard.count} environments beside those of training"
+                " (data.eval_episodes; trainer.limit_val_batches 0 for none)."
+            )
+            raise
+        try:
+            with self.profiler.profile("evaluate"):
+                return evaluate(self.agent, env, step_timeout=self.step_timeout)
+        finally:
+            if not env.is_closed:
+                env.close()
 
 
 def no_episodes(count: int) -> TensorDict:

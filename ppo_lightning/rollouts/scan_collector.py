@@ -1,6 +1,5 @@
 """The rollout collector for environments that are functions of tensors: a rollout is one graph."""
 
-import functools
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import deviation, merged, summary_of
-from ppo_lightning.private import scan, tree_map
+from ppo_lightning.private import tree_map
 from ppo_lightning.rollouts.storage import in_parts
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.compiler import compile_scan, scan_in_python
+from ppo_lightning.utils.compiler import compile_scan, scan
 
 # States of the environments, observations to act on, and if the agent has them its memory and statistics.
 Carry = tuple[State, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -40,7 +39,7 @@ class ScanCollector(TensorCollector):
 
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._scan: Any = functools.partial(scan_in_python, self._step)
+        self._scan: Any = self._steps
         self._evaluates_last = False
         agent = self.agent
         if compile and agent.traceable:

@@ -20,8 +20,11 @@ LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 
 
 def with_axis(space: spaces.Space) -> spaces.Space:
-    """Return a ``Box`` of shape () as a vector of one number, and other spaces unchanged."""
-    return spaces.flatten_space(space) if isinstance(space, spaces.Box) and space.shape == () else space
+    """Return a ``Box`` of shape () as a vector without entries of one number, and other spaces unchanged."""
+    if isinstance(space, spaces.Box) and space.shape == ():
+        space = spaces.flatten_space(space)
+        space.entry_sizes = {}  # type: ignore[attr-defined]
+    return space
 
 
 def cells_as_choices(space: spaces.Space) -> spaces.Space:
@@ -169,7 +172,8 @@ def space_from_spec(spec: TensorSpec) -> spaces.Space:
     if isinstance(spec, Categorical):
         return spaces.Discrete(int(spec.space.n))
     low, high = spec.space.low.numpy(), spec.space.high.numpy()
-    return spaces.Box(low, high, dtype=low.dtype)
+    shape = () if getattr(spec, "entry_sizes", None) == {} else low.shape  # see `with_axis`
+    return spaces.Box(low.reshape(shape), high.reshape(shape), dtype=low.dtype)
 
 
 def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]:
@@ -366,7 +370,7 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     if plain["kind"] != "Unbounded":
         low, high = (torch.as_tensor(plain[key], dtype=dtype).expand(shape) for key in ("low", "high"))
         spec = Bounded(low.clone(), high.clone(), shape=shape, dtype=dtype)
-    if entry_sizes:
+    if "entries" in plain:
         spec.entry_sizes = dict(entry_sizes)
     return spec
 

@@ -99,7 +99,8 @@ class NamedArguments:
             names = sorted(arguments_of(cls)) if cls.__module__.startswith("ppo_lightning.") else list(kwargs)
         if unknown := [name for name in kwargs if name not in names]:
             ours = r"model\.\w+(=.*)?" if "agent" in names else r"data\.\w+"  # settings of such a class
-            others = (meant for meant in SYNONYMS.values() if "." in meant and not re.fullmatch(ours, meant))
+            others = (one for meant in SYNONYMS.values() for one in meant.split(" and "))
+            others = (one for one in others if "." in one and not re.fullmatch(ours, one))
             known = {meant: meant for meant in others}
             known |= {key: name for name in names for key in (f"model.{name}", f"data.{name}", name)}
             guess = nearest(unknown[0], known) or f": it takes {', '.join(names)}."
@@ -144,6 +145,8 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             valid = bounds.holds(value, Integral if int in kinds else Real)
             if int in kinds and isinstance(value, float):
                 requirement = "it must be an integer"
+            if callable(value):  # a schedule of Stable-Baselines3
+                requirement += "; schedules are anneal_lr, or configure_optimizers of a subclass"
         if not valid:
             or_null = ", or null" if NoneType in kinds else ""
             raise ConfigError(f"{group}.{name} is {value!r}: {requirement}{or_null}.")

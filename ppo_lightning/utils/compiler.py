@@ -11,11 +11,14 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.private import (
     COMPILER_ERRORS,
     STORE_SCAN,
+    CompileContext,
     FailOnRecompileLimitHit,
     mark_static_address,
+    scan_in_graph,
     tree_leaves,
     tree_map,
 )
+from ppo_lightning.utils.watch import Interrupted, end_request
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, options: Any = None) -> Any:
@@ -45,7 +48,13 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
 
     def call(*args: Any) -> Any:
         try:
-            return compiled(*args)
+            if end_request.number:  # no graph is worth its compilation any more
+                with torch.compiler.set_stance("eager_on_recompile"):
+                    return compiled(*args)
+            with end_request.may_cut(CompileContext.try_get):  # before the graph has changed anything
+                return compiled(*args)
+        except Interrupted:
+            return call(*args)
         except FailOnRecompileLimitHit as error:
             raise ConfigError(
                 "model.compile compiles anew for each value of an attribute, as from data.set_attr, and there"
@@ -90,8 +99,10 @@ def of_arguments(guards: Sequence[Any]) -> list[bool]:
     return [not ("self" in guard.name or guard.name.startswith("G[")) for guard in guards]
 
 
-def scan_in_python(step: Callable[..., Any], carry: Any, rows: Any) -> tuple[Any, Any]:
-    """Return what PyTorch's ``scan`` returns for nested tensors [T, ...], by a loop in Python."""
+def scan(step: Callable[..., Any], carry: Any, rows: Any) -> tuple[Any, Any]:
+    """Return what PyTorch's ``scan`` returns for nested tensors [T, ...]; outside of a graph by a loop."""
+    if torch.compiler.is_compiling():
+        return scan_in_graph(step, carry, rows)
     outputs = []
     for i in range(len(tree_leaves(rows)[0])):
         carry, output = step(carry, tree_map(lambda values, i=i: values[i], rows))

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Multiple of the timeout after which the timer of `faulthandler` ends the process.
@@ -89,6 +89,41 @@ class StepWatch:
                     child.kill()
         finally:  # also if nobody reads standard error
             os._exit(1)
+
+
+class Interrupted(BaseException):
+    """The end of a call that a signal cuts short."""
+
+
+class EndRequest:
+    """The last signal that asks this process to end its run, 0 for none, and the call that it cuts short."""
+
+    number = 0
+    _cuts: Callable[[], Any] | None = None
+
+    def receive(self, number: int) -> None:
+        """Note a signal, in its handler."""
+        self.number = number
+        if self._cuts is not None and self._cuts():
+            self._cuts = None  # the block has to clean up
+            raise Interrupted
+
+    @contextlib.contextmanager
+    def may_cut(self, when: Callable[[], Any]) -> Iterator[None]:
+        """Let a signal, also an earlier one, raise Interrupted in a block of the main thread when it may."""
+        if threading.current_thread() is not threading.main_thread():  # handlers run in that one
+            yield
+            return
+        self._cuts = when
+        try:
+            if self.number:
+                self.receive(self.number)
+            yield
+        finally:
+            self._cuts = None
+
+
+end_request = EndRequest()
 
 
 @contextlib.contextmanager

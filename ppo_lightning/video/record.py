@@ -43,10 +43,6 @@ def record_video(
         ConfigError: The environment cannot be created or rendered on this machine, the agent was built for
             other spaces, or a video package is missing.
     """
-    for name, value, lowest in (("episodes", episodes, 1), ("max_frames", max_frames, 1), ("seed", seed, 0)):
-        if value < lowest:
-            raise ConfigError(f"--{name} is {value}: it must be at least {lowest}.")
-    check_output(path)
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
@@ -138,22 +134,16 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
     return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
 
-def check_output(path: str | Path) -> None:
-    """Check the type of a video file, and the packages that write it."""
-    if Path(path).suffix not in (".mp4", ".gif"):
-        raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
-    import_extra("imageio.v2", extra="video")
-    import_extra("imageio_ffmpeg", extra="video")
-
-
 def open_video(path: str | Path, fps: float) -> Any:
     """Return a writer with ``append_data``, to be used in a ``with`` statement.
 
     Raises:
         ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
     """
-    check_output(path)
     path = user_path(path)
+    if path.suffix not in (".mp4", ".gif"):
+        raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
+    import_extra("imageio_ffmpeg", extra="video")
     path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
     return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)

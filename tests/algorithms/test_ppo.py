@@ -161,6 +161,7 @@ def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
     assert len(last) == len(module.epochs)
     assert sum(kl > 0.01 for kl in last) >= 1
     assert module.trainer.global_step == len(module.metrics), "Lightning counts the steps that were taken"
+    assert [module.kl_exceeded(torch.tensor(kl)) for kl in (0.009, 0.011)] == [False, True]
     assert len(fit(SMALL, eager, ppo=RecordedPPO).epochs) == 50
 
 
@@ -208,9 +209,10 @@ def test_metrics_are_means_over_the_iteration_and_the_x_axis_counts_environment_
 
 
 @pytest.mark.detail("5")
-def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
+@pytest.mark.parametrize("num_steps", [8, 6])  # 6: the limit is at the last step of the rollout
+def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit, num_steps):
     """With lambda 0 the advantage is r + gamma V(s') - V(s), where s' is the final observation."""
-    data = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    data = {"num_envs": 2, "num_steps": num_steps, "total_timesteps": 2 * num_steps}
     data |= {"env_id": "Counter-v0", "env_kwargs": {"max_episode_steps": 6}}
     for bootstrap in (True, False):
         model = {"gae_lambda": 0.0, "bootstrap_truncated": bootstrap, "num_minibatches": 1}
@@ -225,6 +227,17 @@ def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
             following = following * ~truncated
         advantage = rollout["advantage"].squeeze(-1)
         torch.testing.assert_close(advantage, 1 + 0.99 * following - value, atol=1e-5, rtol=1e-5)
+
+
+def test_the_step_before_one_that_does_not_count_leaves_out_its_reward(module):
+    rollout = module.rollouts[-1]
+    rollout["weight"] = torch.ones(rollout.batch_size)
+    rollout["weight"][0, 5] = 0
+    before = []
+    for reward in (0.0, 1e3):
+        rollout["next", "reward"][0, 5] = reward
+        before.append(PPO.advantages(module, rollout.clone())["advantage"][0, :5])
+    assert torch.equal(*before)
 
 
 def test_seeded_runs_are_equal_to_the_bit_and_other_seeds_differ(fit):

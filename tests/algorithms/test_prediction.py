@@ -71,6 +71,7 @@ GAMES = {
     "text, tuple": any_env("text", "tuple"),
     "multidiscrete, multidiscrete": any_env("multidiscrete", "multidiscrete", "info"),
     "binary, binary": any_env("binary", "binary", "observation"),
+    "text, number": any_env("text", spaces.Box(-1, 1, ())),
 }
 
 

@@ -179,6 +179,18 @@ def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset():
             memory = torch.zeros_like(memory)
 
 
+def test_microbatches_of_sequences_have_no_more_rows_than_asked(fit):
+    rows = set()
+
+    class Parts(RecurrentPPO):
+        def total_loss(self, minibatch):
+            rows.add(minibatch["action"].numel())
+            return super().total_loss(minibatch)
+
+    fit(DATA, {"agent": lstm(), "num_minibatches": 1, "microbatch_size": 70}, ppo=Parts)
+    assert rows == {2 * 32}
+
+
 @pytest.mark.detail("35")
 def test_minibatches_partition_the_sequences(fit):
     """Environment, episode and step name each observation of the environment."""

@@ -190,6 +190,7 @@ def test_rewards_are_errors_divided_by_the_deviation_of_all_their_sums_so_far(cu
     for observation in observations:
         before = curiosity.error(observation.flatten(0, 1))
         rollout = fake_rollout(observation)
+        rollout["next", "done"][:, 2] = True  # the sums go on
         scaled = module.int_rewards(rollout, microbatch_size=4)
         torch.testing.assert_close(rollout["int_reward"].flatten(), before.detach())
         assert (curiosity.error(observation.flatten(0, 1)) - before).abs().max() > 0.01, "new statistics"

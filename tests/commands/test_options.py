@@ -17,6 +17,7 @@ REFUSED = {
     "--env_id=X": "did you mean --data.env_id?",
     "--data.env X": "did you mean --data.env_id?",
     "--learning-rate 1e-3": "did you mean --model.learning_rate?",
+    "--total_steps 9": "did you mean --data.total_timesteps, ",
     "--cuda true": "did you mean --trainer.accelerator=auto?",
     "--track": "did you mean --trainer.logger+=WandbLogger?",
     "--clip_range_vf 0.2": "did you mean --model.clip_vloss=true?",
@@ -55,6 +56,8 @@ ACCEPTED = [
     "--trainer.callbacks+=Doctor --trainer.callbacks+=ppo_lightning.callbacks.CaptureVideo",
     "--trainer.logger CSVLogger --trainer.logger.save_dir x",
     "--trainer.devices+=0",
+    "--trainer.callbacks+=Timer",
+    "--model sac --model.q_lr 1e-3",
     "--data.rollouts_per_epoch -1 --name x",
     "--seed_everything true --num_threads 2 --weights_only true",
 ]
@@ -110,5 +113,6 @@ def test_the_options_of_every_class_of_the_package_are_known(group, base):
 
 def test_every_synonym_is_a_command_or_an_option():
     known = {*cli.known_options(), *options.DESCRIPTIONS}
-    assert {meant.partition("=")[0].removesuffix("+") for meant in SYNONYMS.values()} <= known
+    meanings = " and ".join(SYNONYMS.values()).split(" and ")
+    assert {meant.partition("=")[0].removesuffix("+") for meant in meanings} <= known
     assert not SYNONYMS.keys() & known

@@ -287,6 +287,25 @@ def test_evaluation_of_a_fixed_number_plays_this_number_with_different_seeds():
         EnvFactory(make).make(2)
 
 
+class Shifted(gym.vector.VectorWrapper):
+    """A wrapper that transforms all observations again at each reset."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        observation, info = self.env.reset(**options)
+        return observation + self.resets, info
+
+
+def test_the_reset_of_one_environment_leaves_the_observations_of_others():
+    make = vectorized(SyncVectorEnv, AutoresetMode.DISABLED)
+    env = make_env(lambda num_envs: Shifted(make(num_envs)), 3, seed=5)
+    before = env.reset_arrays().copy()
+    after = env.reset_arrays(np.arange(3) == 1)
+    assert np.array_equal((before == after).all(1), [True, False, True])
+
+
 def test_the_same_environment_twice_is_refused():
     envs = vectorized(SyncVectorEnv, AutoresetMode.DISABLED)(2)
     factory = EnvFactory(lambda: envs)
@@ -317,7 +336,7 @@ def reset_all(self, *, seed=None, options=None):
 
 def ends_twice(self, actions):
     observation, reward, *_ = self.env.step(actions)
-    return observation, reward, np.ones(3, bool), np.zeros(3, bool), {}
+    return observation, reward, np.arange(3) == 1, np.zeros(3, bool), {}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
     module.train()
     loaded, file = PPO.load_from_checkpoint(path), tmp_path / "agent.onnx"
     for one in (module, loaded):
-        assert one.to_onnx(file) == file
+        assert one.to_onnx(file_path=file, input_sample=torch.zeros(1, 11)) == file
         session = onnxruntime.InferenceSession(str(file))
         for batch in (1, 5):
             observation = np.random.default_rng(1).normal(0, 5, (batch, 11)).astype(np.float32)

@@ -1,5 +1,7 @@
 """Replay buffers: what is stored, what is sampled, and what a checkpoint restores."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -70,3 +72,27 @@ def test_frames_are_stored_once_and_stacked_as_they_were(zeros, lengths):
     assert len(restored) == len(buffer)
     for key, rows in restored.gather(indices).items():
         assert torch.equal(rows, buffer.gather(indices)[key])
+
+
+def test_frames_of_a_long_episode_are_kept_while_short_ones_use_up_the_ring():
+    """Transitions that were added later may have older frames."""
+    numbers, expected = itertools.count(), []
+
+    def frames(count):
+        return torch.stack([torch.full((1, 1), next(numbers)) for _ in range(count)])
+
+    def moved(stack):
+        return torch.cat([stack[1:], frames(1)])
+
+    buffer, long = FrameBuffer(400, num_envs=2, channels=4), frames(4)
+    for _ in range(150):
+        before = frames(4), long
+        long = moved(long)
+        after = moved(before[0]), long
+        expected += zip(before, after, strict=True)
+        stacks = {"observation": torch.stack(before), "next_observation": torch.stack(after)}
+        buffer.add(stacks | {"reward": torch.zeros(2)})
+    assert 50 < len(buffer) < 300
+    rows = buffer.gather(torch.arange(len(buffer)))
+    for i, pair in enumerate(expected[-len(buffer) :]):
+        assert all(map(torch.equal, pair, (rows["observation"][i], rows["next_observation"][i])))

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import pickle
+import re
 import shutil
 import warnings
 
@@ -76,14 +78,17 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys):
+def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys, tmp_path):
     algorithm, data, model = RUNS[name]
     whole, folder = trained(name)
     capsys.readouterr()
     model = model | {"save_buffer": True}
-    resumed = fit(data, model, ppo=algorithm, ckpt_path=folder / "first.ckpt")
+    options = {"ckpt_path": folder / "first.ckpt", "callbacks": [SaveAfter(tmp_path / "later.ckpt", 6)]}
+    resumed = fit(data, model, ppo=algorithm, **options)
     require_same(whole, resumed)
-    assert "refill" not in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "refill" not in said.err
+    assert re.search(r"first\.\d+\.replay may be removed", said.out)
     assert len(resumed.buffer) == len(whole.buffer) > 0
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
 
@@ -284,6 +289,14 @@ def test_a_checkpoint_has_the_whole_module(trained):
             assert played["state_value"] == numbers.max()
 
 
+def test_a_pickled_module_acts_without_its_buffer(trained):
+    module, _ = trained("SAC")
+    copied = pickle.loads(pickle.dumps(module))
+    assert not hasattr(copied, "buffer") and len(module.buffer)
+    observation = np.full((3, *module.observation_spec.shape), 0.1, np.float32)
+    np.testing.assert_array_equal(copied.predict(observation), module.predict(observation))
+
+
 class Counted(DQN):
     """DQN that records the updates and the transitions of a run."""
 
@@ -333,6 +346,11 @@ def test_a_longer_resumed_run_keeps_the_start_of_learning(fit, tmp_path):
     fit(CARTPOLE, model, ppo=DQN, callbacks=[save])
     longer = fit(CARTPOLE | {"total_timesteps": 800}, model, ppo=DQN, ckpt_path=save.path)
     assert longer.hparams.learning_starts == 10 == DQN.load_from_checkpoint(save.path).hparams.learning_starts
+
+
+def test_the_target_network_is_due_in_the_first_update_after_each_multiple():
+    module = DQN(train_frequency=10, target_network_frequency=25)
+    assert [step for step in range(10, 101, 10) if module.delayed(step).target] == [30, 50, 80, 100]
 
 
 def test_updates_need_no_batches_that_their_number_of_steps_divides(fit):
@@ -454,7 +472,7 @@ REFUSED = {
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),
     "GB of memory": (DQN, CARTPOLE, {"buffer_size": 10**13}),
     "SAC take vectors of continuous actions": (SAC, PARTED, {}),
-    "DQN, C51 and DiscreteSAC choose one of several actions": (C51, PARTED, {}),
+    "kind Composite, and DQN, C51 and DiscreteSAC choose": (C51, PARTED, {}),
     "without finite bounds": (SAC, UNBOUNDED, {}),
     "SAC takes '32-true'": (SAC, PENDULUM, {}, {"precision": "bf16-mixed"}),
     "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),

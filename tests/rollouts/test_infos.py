@@ -48,6 +48,14 @@ class Pushes(gymnasium.Env):
         return np.zeros(3, np.float32), self.worth * action, self.time == 5, False, info
 
 
+class Renamed(Pushes):
+    """Its info has the name that MetaWorld gives a success."""
+
+    def step(self, action):
+        *step, info = super().step(action)
+        return *step, info | {"success": info.pop("is_success")}
+
+
 def vector(mode):
     return lambda num_envs: SyncVectorEnv([Pushes] * num_envs, autoreset_mode=mode)
 
@@ -63,6 +71,7 @@ WITH = {
     "disabled": {"env_id": vector(AutoresetMode.DISABLED)},
     "next step": {"env_id": vector(AutoresetMode.NEXT_STEP)},
     "workers": {"num_workers": 3},
+    "success": {"env_id": Renamed},
 }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import io
 import re
 import sys
 import time
@@ -116,7 +117,7 @@ WRONG_STEPS = {
     "4-tuple": ((ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
     "nothing": (None, STEP + "returned NoneType"),
     "array reward": ((ZEROS, np.array([1.0]), *OK[1:]), r"the reward is an array of shape \(1,\): "),
-    "two rewards": ((ZEROS, np.ones(2), *OK[1:]), r"the reward is an array of shape \(2,\): .* a number"),
+    "two rewards": ((ZEROS, np.ones(2), *OK[1:]), r"the reward is an array of shape \(2,\): .* LinearReward"),
     "nested reward": ((ZEROS, [1, [2, 3]], *OK[1:]), r"the reward is \[1, \[2, 3\]\]: .* a number"),
     "text reward": ((ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
     "no reward": ((ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
@@ -447,6 +448,7 @@ def test_a_function_gets_env_kwargs_and_the_environments_can_restart(fit):
         (lambda: gym.make_vec("CartPole-v1", 3), r"batch size \[3\], and \[2\] is needed .*num_envs"),
         (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment, .* or a TorchRL environment"),
         (lambda number: Plain(), "env_id.*missing a required argument: 'number'"),
+        (io.StringIO, r"makes a _io.StringIO: .* Wrap another one in a gymnasium.Env; .* shimmy"),
         (functools.partial(lambda env: env, Plain()), "makes the same Plain at each call"),
     ],
 )

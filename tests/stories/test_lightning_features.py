@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
+    GradientAccumulationScheduler,
     LearningRateMonitor,
     ModelCheckpoint,
     OnExceptionCheckpoint,
@@ -88,6 +89,7 @@ def test_epochs_change_no_weight(fit):
         ({"reload_dataloaders_every_n_epochs": 1}, [3, 6, 8], [3, 6, 8]),
         ({"max_epochs": 99}, [3, 6, 8], [3, 6, 8]),
         ({"fast_dev_run": 2}, [2], [2]),
+        ({"fast_dev_run": 4}, [4], [4]),
     ],
     ids=str,
 )
@@ -216,6 +218,7 @@ def test_checkpoints_by_optimizer_steps(fit, tmp_path):
         ),
         (ModelCheckpoint(train_time_interval=timedelta(1)), {}, "train_time_interval .* set every_n_epochs"),
         (StochasticWeightAveraging(1e-3), {}, "use EMAWeightAveraging"),
+        (GradientAccumulationScheduler({1: 2}), {}, "no effect: lower model.num_minibatches"),
         (EMAWeightAveraging(update_every_n_steps=2), {}, "EMAWeightAveraging looks at .* set it to 1"),
         (ModelCheckpoint(monitor="eval/episodic_return"), {}, "ModelCheckpoint would .* set mode='max'"),
         (EarlyStopping("charts/success_rate"), {}, "EarlyStopping would .* set mode='max'"),
@@ -276,7 +279,9 @@ def test_a_compiled_module_is_refused(make_trainer):
 
 
 @pytest.mark.parametrize(
-    "options", [{"detect_anomaly": True}, {"deterministic": True}, {"profiler": "simple"}], ids=str
+    "options",
+    [{"detect_anomaly": True}, {"deterministic": True}, {"profiler": "simple"}, {"barebones": True}],
+    ids=str,
 )
 def test_trainer_options_that_change_nothing(fit, options):
     assert torch.equal(weights(fit(EIGHT, MODEL, **options)), weights(fit(EIGHT, MODEL)))

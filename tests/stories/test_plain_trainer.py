@@ -13,6 +13,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from tqdm import tqdm
@@ -298,13 +299,44 @@ def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
     require_same(whole, fit(data, MODEL, ckpt_path=path))
 
 
-def test_a_run_that_gets_a_signal_in_its_last_rollout_completes(fit, tmp_path):
+def test_a_run_that_gets_a_signal_in_its_last_rollout_completes_without_an_evaluation(fit, tmp_path):
     data = SMALL | {"total_timesteps": 32 * 12, "eval_episodes": 2}
-    callbacks = [Send(signal.SIGTERM, 12), ModelCheckpoint(tmp_path)]
-    module = fit(data, MODEL, callbacks=callbacks, enable_checkpointing=True, limit_val_batches=1)
-    assert module.progress.evaluated_at == module.env_steps == 32 * 12
-    assert len(list(tmp_path.glob("epoch=*.ckpt"))) == 1
-    assert (tmp_path / "preempted.ckpt").is_file()  # in case the evaluation takes too long
+    run = functools.partial(fit, data, MODEL, enable_checkpointing=True)
+    module = run(callbacks=[Send(signal.SIGTERM, 12), ModelCheckpoint(tmp_path)])
+    assert module.env_steps == 32 * 12 and len(list(tmp_path.glob("epoch=*.ckpt"))) == 1
+    with pytest.raises(SystemExit, match="143"):
+        run(callbacks=[Send(signal.SIGTERM, 12), ModelCheckpoint(tmp_path)], limit_val_batches=1)
+    assert torch.load(tmp_path / "preempted.ckpt", weights_only=True)["env_steps"] == 32 * 12
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("rollouts", [6, 24])
+def test_a_signal_ends_an_evaluation_after_a_save(fit, tmp_path, monkeypatch, number, code, rollouts):
+    step, later = CartPoleEnv.step, []
+
+    class Arm(L.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            if pl_module.rollouts_done == rollouts:
+                later.append("no step")
+
+    def signals(env, action):
+        if later:
+            later.append("a step")
+            signal.raise_signal(number)
+        return step(env, action)
+
+    data = SMALL | {"total_timesteps": 32 * 24, "rollouts_per_epoch": 6, "eval_episodes": 2}
+    whole = fit(data, MODEL)
+    monkeypatch.setattr(CartPoleEnv, "step", signals)
+    options = {"callbacks": [Arm(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
+    with pytest.raises(SystemExit) as end:
+        fit(data, MODEL, limit_val_batches=1, **options)
+    monkeypatch.undo()
+    assert end.value.code == code and later == ["no step", "a step"]
+    saved = torch.load(tmp_path / "preempted.ckpt", weights_only=True)
+    assert saved["env_steps"] == 32 * rollouts and saved["evaluation"] is None
+    if rollouts < 24:
+        require_same(whole, fit(data, MODEL, ckpt_path=tmp_path / "preempted.ckpt"))
 
 
 PROGRAM = """

@@ -1,10 +1,15 @@
 """Compiled scans are stored on disk, and not compiled without end."""
 
+import signal
+import time
+
 import pytest
 import torch
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.private import CompileContext
 from ppo_lightning.utils.compiler import compile_per_instance, replay
+from ppo_lightning.utils.watch import end_request
 from tests.helpers import Forked
 
 PROGRAM = """
@@ -73,3 +78,38 @@ def test_an_attribute_of_many_values_ends_in_one_sentence():
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(ConfigError, match="leave model"):
         for changing.worth in (1, 2):
             compiled(torch.ones(2))
+
+
+class Stepping:
+    def __init__(self):
+        self.total = torch.zeros(3)
+        self.factor = time.time()  # that no stored graph has
+
+    def step(self, rows):
+        self.total += (rows * self.factor).sin().exp()
+        return self.total.clone()
+
+
+@pytest.mark.integration
+def test_a_signal_gives_a_compilation_up_and_the_call_goes_on_without():
+    """Also the calls after it, and the results are those of a single call each."""
+
+    def receive(number, frame):
+        cut.append(CompileContext.try_get() is not None)
+        end_request.receive(number)
+
+    cut, rows, plain = [], torch.arange(3.0), Stepping()
+    expected = [plain.step(rows) for _ in range(3)]
+    stepping = Stepping()
+    stepping.factor = plain.factor
+    compiled = compile_per_instance(stepping.step)
+    previous = signal.signal(signal.SIGALRM, receive)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        began = time.monotonic()
+        torch.testing.assert_close([compiled(rows), compiled(rows)], expected[:2])
+        assert cut == [True] and time.monotonic() - began < 2
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        end_request.number = 0
+    torch.testing.assert_close(compiled(rows), expected[2])  # compiled

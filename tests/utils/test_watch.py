@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,15 @@ def test_the_time_in_which_the_process_is_stopped_does_not_count(program, expect
         os.kill(process.pid, signal.SIGCONT)
     code, errors, _ = finish(process)
     assert code == expected, errors
+
+
+def test_daemons_of_a_process_that_hangs_end_with_it():
+    """As those of a user's AsyncVectorEnv."""
+    program = "from multiprocessing import get_context\n"
+    program += "child = get_context('fork').Process(target=time.sleep, args=(60,), daemon=True)\n"
+    program += "child.start(); print(child.pid, flush=True); steps(0.1); time.sleep(60)"
+    process = start(program, 0.5)
+    child = int(process.stdout.readline())
+    assert finish(process)[0] == 1
+    time.sleep(0.2)
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()

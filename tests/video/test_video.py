@@ -46,8 +46,8 @@ def test_play_writes_every_frame_of_the_episodes_of_an_evaluation(trained, tmp_p
     [
         (["--output", "video.avi"], "must end in .mp4 or .gif"),
         (["--episodes", "0"], "must be at least 1"),
-        (["--max_frames", "0"], "--max_frames is 0: it must be at least 1"),
-        (["--seed", "-1"], "--seed is -1: it must be at least 0"),
+        (["--max_frames", "0"], "--max_frames: 0 must be at least 1"),
+        (["--seed", "-1"], "--seed: -1 must be at least 0"),
         (["--env_id", "CartPol-v1"], "did you mean CartPole-v1"),
         (["--env_id", "Acrobot-v1"], r"does not take observations of shape \[6\]"),
         (["--env_id", "Reach-v0"], "data.env_kwargs does not fit env_id 'Reach-v0': .*render_mode"),
