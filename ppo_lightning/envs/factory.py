@@ -122,7 +122,9 @@ class EnvFactory:
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        make = make_by_function if is_function and self.backend == "gymnasium" else _of_backend(self.backend)
+        make: Any = (
+            make_by_function if is_function and self.backend == "gymnasium" else _of_backend(self.backend)
+        )
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0

@@ -273,7 +273,6 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
     options, flags = parser.parse_known_args(args)
     jobs = jobs_of(options.recipes, [1], [], tuple(flags))
-    options.recipes = [job.recipe for job in jobs]
     if options.space is None:
         options.space = default_space(options.output, jobs)
     space, targets = read_space(options.space)

@@ -22,8 +22,9 @@ LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 def with_axis(space: spaces.Space) -> spaces.Space:
     """Return a ``Box`` of shape () as a vector without entries of one number, and other spaces unchanged."""
     if isinstance(space, spaces.Box) and space.shape == ():
-        space = spaces.flatten_space(space)
-        space.entry_sizes = {}  # type: ignore[attr-defined]
+        flat: Any = spaces.flatten_space(space)
+        flat.entry_sizes = {}
+        return flat
     return space
 
 

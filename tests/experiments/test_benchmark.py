@@ -327,7 +327,7 @@ def test_a_run_has_the_working_directory_of_its_benchmark(tmp_path, monkeypatch)
     monkeypatch.setattr(provenance, "source", dict)
     Runner(tmp_path, 1, 1).start(job)
     (((command,), options),) = started
-    assert "cwd" not in options and str(tmp_path / "runs/cartpole-1") in command
+    assert "cwd" not in options and str(tmp_path / "runs/classic-1") in command
 
 
 def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
