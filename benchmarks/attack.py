@@ -49,7 +49,7 @@ FORK = multiprocessing.get_context("fork")
 # Exit codes that no process has.
 LONG = 1001  # ended by SIGTERM after the timeout
 DEAF = 1002  # ignored SIGTERM, ended by SIGKILL
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RUNS = {  # the second run has running statistics of observations and rewards
     "cartpole": ["--config=ppo/classic"],
     "acrobot": [

@@ -11,7 +11,7 @@ import torch
 from tests.helpers import ROOT
 
 SABOTAGE = """
-import os, runpy, sys
+import os, runpy
 from ppo_lightning import PPO
 
 load, start = PPO.on_load_checkpoint, PPO.on_train_start
@@ -26,7 +26,6 @@ def on_train_start(self):
     start(self)
 
 PPO.on_load_checkpoint, PPO.on_train_start = on_load_checkpoint, on_train_start
-sys.path.insert(0, "benchmarks")
 runpy.run_path("benchmarks/attack.py", run_name="__main__")
 """
 
