@@ -24,7 +24,6 @@ SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -
     "exploration_final_eps": "model.end_e",
     "gradient_steps": "model.train_frequency",
     "gym_id": "data.env_id",
-    "kle_stop": "model.target_kl",
     "learning_rate": "model.policy_lr and model.q_lr",
     "lr": "model.learning_rate",
     "n_envs": "data.num_envs",

@@ -89,8 +89,7 @@ class Preemption(QuietCallback):
             self._end_if_requested(trainer, pl_module)
 
     def _end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        number = collectives.largest(end_request.number)
-        if not number:
+        if not (number := collectives.largest(end_request.number)):
             return
         interrupted = number == signal.SIGINT
         path = save_beside_checkpoints(trainer, "preempted")

@@ -83,8 +83,7 @@ def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> No
         ("model.agent", known_class(named[1], Actor), agent["init_args"]),
         ("data", data, checkpoint["datamodule_hyper_parameters"]),
     ):
-        # A class of a user may read any keyword. Ours pass keywords on to their base.
-        if owner is None or (_has_keywords(owner) and not is_ours(owner.__module__)):
+        if owner is None or (_has_keywords(owner) and not is_ours(owner.__module__)):  # may read any
             continue
         known = arguments_of(owner)
         if group == "model.agent" and not _has_keywords(owner):  # it does not save arguments of its bases

@@ -95,7 +95,7 @@ class Arguments:
                     raise ConfigError(
                         f"--config {config}: {group} holds no settings: add some, or leave it out."
                     )
-            class_path = _class_of(settings.get("model")) or class_path
+            class_path = str(_class_of(settings.get("model")) or class_path)
         return _class_of(self.value("--model", "--model.class_path")) or class_path
 
 

@@ -28,12 +28,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--output", default="video.mp4", help=".mp4 or .gif file (default: video.mp4)")
     parser.add_argument("--episodes", type=at_least(1), default=1, help="number of episodes (default: 1)")
     parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the episodes (default: 1)")
-    frames = "maximum steps of an episode (default: 10000)"
-    parser.add_argument("--max_frames", type=at_least(1), default=10_000, help=frames)
-    overlay = "draw action probabilities (or means), value and return beside the picture"
-    parser.add_argument("--overlay", action="store_true", help=overlay)
-    opponent = "second player of a game of two: a checkpoint, random or minimax:2"
-    parser.add_argument("--opponent", help=opponent)
+    parser.add_argument("--max_frames", type=at_least(1), default=10_000, help="steps (default: 10000)")
+    parser.add_argument("--overlay", action="store_true", help="draw probabilities, value and return, too")
+    parser.add_argument("--opponent", help="second player of a game: a checkpoint, random or minimax:2")
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     add_agent_arguments(parser)
     options = parser.parse_args(args)

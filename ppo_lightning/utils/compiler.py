@@ -49,8 +49,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
     def call(*args: Any) -> Any:
         try:
             if end_request.number:  # no graph is worth its compilation any more
-                with torch.compiler.set_stance("eager_on_recompile"):
-                    return compiled(*args)
+                return torch.compiler.set_stance("eager_on_recompile")(compiled)(*args)
             with end_request.may_cut(CompileContext.try_get):  # before the graph has changed anything
                 return compiled(*args)
         except Interrupted:

@@ -47,6 +47,7 @@ WRONG = {
     "--ckpt_path last": "fit --auto_resume finds the last one",
     "--config {[": "--config is not YAML: while parsing a flow node",
     '--config {"ckpt_path":"last"}': "fit --auto_resume finds the last one",
+    '--config {"model":3}': "model: ",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
     "--num_threads 0": "null",

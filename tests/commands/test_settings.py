@@ -75,6 +75,11 @@ def test_what_means_no_limit_is_allowed():
     RolloutDataModule(step_timeout=None)
 
 
+def test_a_number_of_steps_may_be_a_whole_float():
+    steps = RolloutDataModule(total_timesteps=1e4).hparams["total_timesteps"]
+    assert type(steps) is int and steps == 10_000
+
+
 def agent(kind=MLPAgent, **settings):
     return {"agent": functools.partial(kind, **settings)}
 

@@ -209,6 +209,8 @@ def test_what_the_hub_refuses_ends_in_one_sentence(trained, served, monkeypatch,
     for name in ("owner/none", "../owner/name", "a/b/c", ""):
         with pytest.raises(ConfigError, match=r"is neither a folder nor a bundled agent .+ failed: .+"):
             PPO.from_pretrained(name) if name else PPO.from_pretrained(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"cartpole is .* bundled agent: did you mean classic/cartpole\?"):
+        PPO.from_pretrained("cartpole")
     served.repos["owner/name"] = {"model.safetensors": b"weights"}
     with pytest.raises(ConfigError, match=r"owner/name has no file model\.ckpt: give a folder that save_pre"):
         PPO.from_pretrained("owner/name")

@@ -144,11 +144,12 @@ def test_a_resumed_run_at_a_limit_names_it(fit, tmp_path, limit):
 # Callbacks
 
 
-def test_early_stopping_acts_on_training_returns_by_default(fit):
+def test_early_stopping_acts_on_training_returns_by_default(fit, capsys):
     stop = EarlyStopping("charts/episodic_return", mode="max", stopping_threshold=1.0)
     module = fit(EIGHT, MODEL, callbacks=[stop])
     assert module.rollouts_done == 3
     assert stop.stopped_epoch == 0
+    assert "EarlyStopping ended the run: " in capsys.readouterr().out
 
 
 def test_early_stopping_acts_on_evaluations(fit):
