@@ -132,7 +132,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         if get_origin(kinds[0]) is Literal:
             valid = value in get_args(kinds[0])
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
-        elif kinds == (bool,):
+        elif kinds[0] is bool:
             valid = isinstance(value, bool)
             requirement = "it must be true or false"
         elif bounds is None:
@@ -145,11 +145,11 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             valid = bounds.holds(value, Integral if int in kinds else Real)
             if int in kinds and isinstance(value, float):
                 requirement = "it must be an integer"
+        if not valid:
+            requirement += ", or null" if NoneType in kinds else ""
             if callable(value):  # a schedule of Stable-Baselines3
                 requirement += "; schedules are anneal_lr, or configure_optimizers of a subclass"
-        if not valid:
-            or_null = ", or null" if NoneType in kinds else ""
-            raise ConfigError(f"{group}.{name} is {value!r}: {requirement}{or_null}.")
+            raise ConfigError(f"{group}.{name} is {value!r}: {requirement}.")
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
