@@ -9,6 +9,7 @@ import torch
 
 from ppo_lightning import PPG, PPO, RND, RPO, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
 from ppo_lightning.algorithms.defaults import CLEANRL, SHORT_RUNS
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
 from tests.environments import Parts
@@ -76,6 +77,11 @@ def test_pictures_have_those_of_cleanrl(fit, space, expected):
     assert fields(module) == values(expected)
     assert (module.reward_scaler is not None) == expected["norm_reward"]
     assert module.data.num_envs == 8
+
+
+def test_a_switch_that_may_be_left_out_is_checked():
+    with pytest.raises(ConfigError, match=r"model.clip_vloss is 'yes': it must be true or false, or null"):
+        PPO(clip_vloss="yes")
 
 
 def test_a_value_of_the_user_stays_on_pictures(fit):
