@@ -23,7 +23,7 @@ def with_axis(space: spaces.Space) -> spaces.Space:
     """Return a ``Box`` of shape () as a vector without entries of one number, and other spaces unchanged."""
     if isinstance(space, spaces.Box) and space.shape == ():
         space = spaces.flatten_space(space)
-        space.entry_sizes = {}  # type: ignore[attr-defined]
+        space.entry_sizes = {}  # type: ignore[union-attr]
     return space
 
 
