@@ -32,7 +32,7 @@ def _make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBa
     return make_board_game(env_id, copies, **env_kwargs)
 
 
-def _of_backend(backend: Backend) -> Make:
+def _adapter(backend: Backend) -> Make:
     """Return what makes environments, imported at its first use."""
     if backend == "torch":
         from ppo_lightning.envs.torch_env import make as of_tensors
@@ -117,14 +117,12 @@ class EnvFactory:
                 number of environments, or ``num_workers`` does not fit.
             RuntimeError: An environment raised ``SystemExit``.
         """
-        is_function = not isinstance(self.env_id, str)
-        if is_function and self.backend not in ("gymnasium", "pettingzoo"):
+        is_maker = not isinstance(self.env_id, str)
+        if is_maker and self.backend not in ("gymnasium", "pettingzoo"):
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        make: Any = (
-            make_by_function if is_function and self.backend == "gymnasium" else _of_backend(self.backend)
-        )
+        make: Make = make_by_function if is_maker and self.backend == "gymnasium" else _adapter(self.backend)
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
