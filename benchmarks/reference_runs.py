@@ -8,6 +8,9 @@ machine:
     python benchmarks/reference_runs.py record after.json
     python benchmarks/reference_runs.py compare before.json after.json
 
+`settings before.json` writes the settings of every bundled recipe as `fit --print_config` prints them,
+defaults included, which a change of a default must leave equal, too.
+
 The runs need the extras `envpool`, `atari`, `mujoco` and `selfplay`. Weights depend on the CPU:
 records of two machines differ.
 """
@@ -15,8 +18,10 @@ records of two machines differ.
 import argparse
 import csv
 import hashlib
+import inspect
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 
 TIMES = ("charts/SPS", "time/")  # metrics that differ between any two runs
 CLASSIC = "configs/classic/cartpole.yaml"
@@ -193,8 +199,30 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return found
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a recipe, with the defaults of all classes, also of an agent that it names."""
+    from ppo_lightning.experiments.tune import resolved
+
+    settings = yaml.safe_load(resolved(Path(name), []))
+    settings["name"] = settings["name"] or name.rpartition("/")[2]
+    agent = settings["model"]["init_args"]["agent"]
+    if isinstance(agent, str):
+        parameters = inspect.signature(pkgutil.resolve_name(agent)).parameters.values()
+        defaults = {it.name: it.default for it in parameters if it.default is not it.empty}
+        settings["model"]["init_args"]["agent"] = {"class_path": agent, "init_args": defaults}
+    return settings
+
+
+def all_settings() -> dict[str, Any]:
+    """Return the settings of the recipes by name, also by their former names."""
+    from ppo_lightning.commands.recipes import bundled_recipes, bundled_tasks
+
+    sys.argv = sys.argv[:1]  # of which Lightning would warn for each recipe
+    return {name: settings_of(name) for name in (*bundled_recipes(), *bundled_tasks())}
+
+
 def main() -> None:
-    """Record reference runs or compare two records.
+    """Record reference runs or settings, or compare two records.
 
     Raises:
         SystemExit: With code 1 if the records differ.
@@ -207,12 +235,16 @@ def main() -> None:
     recorder.add_argument("output", type=Path)
     recorder.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
     recorder.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    commands.add_parser("settings").add_argument("output", type=Path)
     comparer = commands.add_parser("compare")
     comparer.add_argument("before", type=Path)
     comparer.add_argument("after", type=Path)
     args = parser.parse_args()
     if args.command == "record":
         args.output.write_text(json.dumps(record(args.checkout.resolve(), args.runs), indent=1) + "\n")
+        return
+    if args.command == "settings":
+        args.output.write_text(json.dumps(all_settings(), indent=1, sort_keys=True, default=str) + "\n")
         return
     before, after = (json.loads(path.read_text()) for path in (args.before, args.after))
     differ = False

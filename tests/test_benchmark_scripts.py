@@ -73,9 +73,9 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "reference_runs": [
         Command("record a.json --runs cartpole"),
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
+        Command("settings b.json && cat b.json", '"sac/walker2d"'),
     ],
     "resolve": "asks a package index",
-    "resolved_recipes": [Command("a.json && cat a.json", '"sac/walker2d"')],
     "scaling": [
         Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
         Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),
