@@ -75,6 +75,7 @@ class OffPolicyModule(AgentModule):
     head: ClassVar[type]  # of the agent
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
     adam_eps = 1e-8
+    default_num_envs = 1  # as in CleanRL
     default_num_steps = 10  # the policy acts with weights that are at most one batch old
     longest_start = 25_000  # default of `learning_starts` in long runs
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch

@@ -50,8 +50,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
             Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` those of PettingZoo.
-        num_envs: Number of environments, of all ranks together. None: as the algorithm has it, for PPO 8.
-        num_steps: Steps of each environment in a rollout. None: 128, for off-policy algorithms 10.
+        num_envs: Number of environments, of all ranks together. None: 8 (off-policy 1, some variants 4).
+        num_steps: Steps of each environment in a rollout. None: 128 (off-policy 10).
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
