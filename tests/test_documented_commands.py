@@ -39,7 +39,8 @@ NOT_RUN = {
     "pytest ": "the tests themselves",
     "python benchmarks/": "minutes; some need Stable-Baselines3 or a GPU",
     "--trainer.accelerator gpu": "a GPU",
-    "configs/tensor/": "Brax or MuJoCo Playground; tests/envs/test_jax_env.py",
+    "configs/ppo/brax_pendulum": "Brax; tests/envs/test_jax_env.py",
+    "configs/ppo/playground_": "MuJoCo Playground; tests/envs/test_jax_env.py",
 }
 SHORT_EPISODES = "--data.env_kwargs.max_episode_steps 50"
 BUDGETS = {
