@@ -45,7 +45,8 @@ def settle(module: Any, defaults: Mapping[str, Any]) -> None:
     }
     module.save_hyperparameters(chosen)
     # detail P2
-    module.reward_scaler = RewardScaler(module.hparams.gamma) if module.hparams.norm_reward else None
+    if module.hparams.norm_reward != (module.reward_scaler is not None):  # a second fit keeps its statistics
+        module.reward_scaler = RewardScaler(module.hparams.gamma) if module.hparams.norm_reward else None
 
 
 def settle_by_observation(module: Any) -> None:

@@ -285,8 +285,6 @@ class PPO(AgentModule):
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Return whether the epochs of this iteration end here; all ranks return the same."""
         # detail A3
-        if self.hparams.target_kl is None:
-            return False
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
@@ -298,10 +296,8 @@ class PPO(AgentModule):
         means = mean_of(metrics) if metrics else {}
         values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
         value, target, weight = (rollout.get(key, None) for key in ("state_value", "value_target", "weight"))
-        pooled = None
-        if collectives.world_size() > 1:
-            errors = torch.stack([target.flatten(), (target - value).flatten()])
-            pooled = over_ranks(errors, None if weight is None else weight.flatten())
+        errors = torch.stack([target.flatten(), (target - value).flatten()])
+        pooled = over_ranks(errors, None if weight is None else weight.flatten())
         values["losses/explained_variance"] = losses.explained_variance(value, target, weight, pooled)
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.progress.steps_per_second()
@@ -322,6 +318,11 @@ class PPO(AgentModule):
             schedule.step()
 
     # Lightning's hooks
+
+    def configure_callbacks(self) -> Any:
+        """Give what was left out its value again: a subclass may have saved None."""
+        settle(self, self.defaults)
+        return super().configure_callbacks()
 
     def configure_model(self) -> None:
         """Give what was left out its value, and build the agent."""

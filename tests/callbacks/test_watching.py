@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,8 @@ def records(folder):
             at += 32768 - at % 32768
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):
+            break
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # all of a record, or its last part
@@ -199,6 +202,8 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
     options = {"logger": [csv_logger, tensorboard, wandb], "callbacks": [CaptureVideo(3, max_frames=5)]}
     fit(SMALL | {"rollouts_per_epoch": 3}, limit_val_batches=1, **options)
     wandb.experiment.finish()
+    while not any(record.HasField("exit") for record in records(tmp_path / "wandb")):
+        time.sleep(0.1)  # a process writes the file
     in_csv = {}
     for row in read_csv(Path(csv_logger.log_dir, "metrics.csv")):
         for key, value in row.items():

@@ -382,7 +382,7 @@ def test_a_second_interrupt_ends_a_script_at_once(program):
     said = "".join(process.communicate(timeout=20))
     assert "Tip:" not in said
     assert "max_epochs" not in said
-    assert "evaluation every 10688 environment steps, episodes: 2" in said
+    assert "evaluation every 6400 environment steps, episodes: 2" in said
     assert process.returncode == -signal.SIGINT  # 130 in a shell
     assert "Interrupted: saving after this iteration. Interrupt again to end at once." in said
     assert "Interrupted after" not in said
