@@ -214,7 +214,7 @@ def check_episode_ends(rollout: TensorDictBase, limit: float | None) -> Findings
     """Check that episodes end, unless their known time limit is longer than the rollout."""
     if not rollout["next", "done"].any() and (limit is None or limit <= rollout.shape[1]):
         what = f"No episode ended within {rollout.shape[1]} steps, and validation plays whole episodes."
-        remedy = "Set data.env_kwargs.max_episode_steps. If episodes are longer, raise --steps."
+        remedy = "Wrap it in gymnasium.wrappers.TimeLimit, or set data.env_kwargs.max_episode_steps of an id."
         yield Finding("warning", "endless", what, remedy)
 
 
