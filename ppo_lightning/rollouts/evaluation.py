@@ -62,8 +62,8 @@ def evaluate(
                 episodes[key][playing] = following[key][playing, -1, 0]
             warnings.warn(
                 f"{int(playing.sum())} episodes of the evaluation have not ended within"
-                f" {played * num_steps} steps and count as they are: gymnasium.wrappers.TimeLimit, or for an id"
-                " data.env_kwargs.max_episode_steps, sets a time limit.",
+                f" {played * num_steps} steps and count as they are: gymnasium.wrappers.TimeLimit, or for"
+                " an id data.env_kwargs.max_episode_steps, sets a time limit.",
                 stacklevel=2,
             )
             break
