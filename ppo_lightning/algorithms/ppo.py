@@ -45,8 +45,7 @@ class PPO(AgentModule):
     """Proximal Policy Optimization with the implementation details of Huang et al. (2022).
 
     Variants override ``advantages``, ``shuffled``, ``minibatches``, ``evaluate``, ``loss`` or
-    ``end_iteration``. The base class :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds,
-    evaluates and saves the agent.
+    ``end_iteration``. The base class :class:`AgentModule` builds, evaluates and saves the agent.
 
     What is left out (None) has a value for short runs: ``learning_rate`` 1e-3, ``num_minibatches`` 8,
     ``update_epochs`` 10, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true, ``norm_obs`` of the
@@ -285,7 +284,8 @@ class PPO(AgentModule):
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Return whether the epochs of this iteration end here; all ranks return the same."""
         # detail A3
-        return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
+        limit = self.hparams.target_kl
+        return limit is not None and bool(collectives.gather(approx_kl).mean() > limit)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Log one iteration at the number of environment steps of all ranks.
