@@ -92,6 +92,11 @@ class BarFacts(QuietCallback):
             begun = (1 if trainer.max_steps == -1 else 2) if trainer.ckpt_path else 0
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
 
+    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Lift the limit when the run is complete: Lightning would name it as the reason of the end."""
+        if self._limits_epochs and trainer.should_stop:
+            trainer.fit_loop.max_epochs = -1
+
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Restore the limit, so that the same Trainer can fit again."""
         if self._limits_epochs:

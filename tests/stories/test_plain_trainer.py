@@ -98,6 +98,13 @@ def test_metrics_of_the_user_after_a_fit_keep_their_step(fit, tmp_path):
     assert [row["step"] for row in read_csv(table) if row["mine"]] == ["7"]
 
 
+def test_no_limit_is_named_as_the_end_of_a_complete_run(fit, monkeypatch):
+    said = []
+    monkeypatch.setattr("lightning.pytorch.loops.fit_loop.rank_zero_info", said.append)
+    assert fit(SMALL, MODEL).trainer.max_epochs == -1
+    assert not said
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_summary_shows_no_evaluation_of_other_weights(fit, capsys, every):
     data = SMALL | {"rollouts_per_epoch": 4, "eval_episodes": 1}
