@@ -34,9 +34,11 @@ class RunSummary(QuietCallback):
             entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
-            if chosen := {name: pl_module.hparams[name] for name in getattr(pl_module, "left_out", ())}:
-                data = pl_module.data
-                chosen |= {"data.num_envs": data.num_envs, "data.num_steps": data.num_steps}
+            data = pl_module.data
+            chosen = {name: pl_module.hparams[name] for name in getattr(pl_module, "left_out", ())}
+            names = [name for name in ("num_envs", "num_steps") if data.hparams[name] is None]
+            chosen |= {f"data.{name}": getattr(data, name) for name in names}
+            if chosen:
                 print("chosen:", ", ".join(f"{name} {value}" for name, value in chosen.items()))
             if (start := getattr(pl_module, "learning_starts", 0)) > pl_module.env_steps:
                 print(f"learning starts after {start} environment steps")
