@@ -36,8 +36,8 @@ class RunSummary(QuietCallback):
                 print(entries)
             data = pl_module.data
             chosen = {name: pl_module.hparams[name] for name in getattr(pl_module, "left_out", ())}
-            names = [name for name in ("num_envs", "num_steps") if data.hparams[name] is None]
-            chosen |= {f"data.{name}": getattr(data, name) for name in names}
+            sizes = [name for name in ("num_envs", "num_steps") if data.hparams[name] is None]
+            chosen |= {f"data.{name}": getattr(data, name) for name in sizes}
             if chosen:
                 print("chosen:", ", ".join(f"{name} {value}" for name, value in chosen.items()))
             if (start := getattr(pl_module, "learning_starts", 0)) > pl_module.env_steps:
