@@ -13,7 +13,7 @@ from ppo_lightning.models.networks import class_of
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.spaces.pictures import has_picture
 
-# Chosen by benchmarks/defaults.py: runs of 25 000 to 100 000 steps on vectors
+# Chosen by benchmarks/defaults.py, mostly with runs of 50 000 steps on vectors
 SHORT_RUNS: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "num_minibatches": 8,
