@@ -7,10 +7,12 @@ select on half of the tasks, `--stage report` the reported arms with five other 
 file are not repeated. `--table` prints the file in Markdown. It needs the extras `benchmark` and `mujoco`.
 
 One run at a time, each in a process of its own with one thread; arms alternate. The learning rate depends
-on the length of a run, so that each budget is a run of its own. A row has the mean return of the last 100
-training episodes, the mean return of the deterministic policy over 20 episodes of fresh seeds, and the
-seconds of the whole `fit` or `learn`, with the construction and the evaluations during training but without
-imports: wall-clock time, and CPU time, which depends less on a busy machine.
+on the length of a run, so that each budget is a run of its own. That of Stable-Baselines3 is constant: its
+run of the longest budget has the others as its beginning, except DQN's, whose exploration depends on it.
+A row has the mean return of the last 100 training episodes, the mean return of the deterministic policy over
+20 episodes of fresh seeds, and the seconds of the whole `fit` or `learn`, with the construction and the
+evaluations during training but without imports: wall-clock time, and CPU time, which depends less on a busy
+machine.
 
 Protocol, fixed before the first run:
 
@@ -348,6 +350,11 @@ class Clock:
         now = time.perf_counter(), time.process_time()
         return [round(after - before, 2) for after, before in zip(now, self._began, strict=True)]
 
+    def restart(self, seconds: Sequence[float]) -> None:
+        """Continue from seconds that were read before."""
+        now = time.perf_counter(), time.process_time()
+        self._began = now[0] - seconds[0], now[1] - seconds[1]
+
 
 def train_ours(run: Run) -> dict[str, Any]:
     """Train with this package as README does."""
@@ -363,23 +370,26 @@ def train_ours(run: Run) -> dict[str, Any]:
     return row_of(run, module.env_steps, module.episode_returns, module.predict, seconds)
 
 
-def train_peer(run: Run) -> dict[str, Any]:
-    """Train with Stable-Baselines3 as its README does."""
+def train_peer(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Train with Stable-Baselines3 as its README does, and yield the row of each budget, ascending."""
     import stable_baselines3
 
     clock = Clock()
+    run = runs[0]
     env = gymnasium.make(run.task)
     policy = "MultiInputPolicy" if isinstance(env.observation_space, spaces.Dict) else "MlpPolicy"
     algorithm = getattr(stable_baselines3, run.arm.removeprefix(PEER).lstrip() or "PPO")
     model = algorithm(policy, env, seed=run.seed, device="cpu")  # it adds a Monitor
-    model.learn(run.budget)
-    seconds = clock.read()
-    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
 
     def act(observation: Any) -> np.ndarray:
         return model.predict(observation, deterministic=True)[0]
 
-    return row_of(run, model.num_timesteps, returns, act, seconds)
+    for run in runs:
+        model.learn(run.budget - model.num_timesteps, reset_num_timesteps=False)  # continues the last one
+        seconds = clock.read()
+        returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+        yield row_of(run, model.num_timesteps, returns, act, seconds)
+        clock.restart(seconds)
 
 
 def row_of(
@@ -394,33 +404,33 @@ def row_of(
     return dict(zip(COLUMNS, (*run, *figures, f"python benchmarks/defaults.py {arguments}"), strict=True))
 
 
-def in_process(run: Run, connection: Connection, log: Path) -> None:
-    """Train in this forked process, and send the row."""
+def in_process(runs: Sequence[Run], connection: Connection, log: Path) -> None:
+    """Train in this forked process, and send the rows."""
     with log.open("w") as file, tempfile.TemporaryDirectory() as folder:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
         os.chdir(folder)
         torch.set_num_threads(1)
-        connection.send(train_peer(run) if run.arm.startswith(PEER) else train_ours(run))
+        connection.send(list(train_peer(runs)) if runs[0].arm.startswith(PEER) else [train_ours(*runs)])
         os.chdir("/")
 
 
-def train(run: Run) -> dict[str, Any]:
-    """Train in a process of its own and return the row.
+def train(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Train in a process of its own and return the rows.
 
     Raises:
-        RuntimeError: The run failed. The message ends with its output.
+        RuntimeError: A run failed. The message ends with its output.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     with tempfile.NamedTemporaryFile() as file:
         log = Path(file.name)
-        process = FORK.Process(target=in_process, args=(run, sender, log))
+        process = FORK.Process(target=in_process, args=(runs, sender, log))
         process.start()
         sender.close()
         try:
             return receiver.recv()
         except EOFError:
-            raise RuntimeError(f"{run} failed:\n{log.read_text()[-3000:]}") from None
+            raise RuntimeError(f"{runs} failed:\n{log.read_text()[-3000:]}") from None
         finally:
             process.join()
 
@@ -441,19 +451,23 @@ def read(path: Path) -> dict[Run, dict[str, str]]:
 def train_all(runs: Sequence[Run], path: Path) -> None:
     """Train the runs that the file lacks, and append their rows."""
     done = read(path)
-    left = [run for run in runs if run not in done]
-    if any(run.arm.startswith(PEER) for run in left):
+    groups: dict[Run, list[Run]] = {}  # the runs of a process
+    for run in (run for run in runs if run not in done):
+        one_for_all = run.arm.startswith(PEER) and not run.arm.endswith("DQN")
+        groups.setdefault(run._replace(budget=0) if one_for_all else run, []).append(run)
+    if any(run.arm.startswith(PEER) for run in groups):
         import stable_baselines3  # noqa: F401  once, not in every fork
-    for number, run in enumerate(left, 1):
-        row = train(run)
+    for number, group in enumerate(groups.values(), 1):
+        rows = train(sorted(group, key=lambda run: run.budget))
         new = not path.exists()
         with path.open("a", newline="") as file:
             table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if new:
                 table.writeheader()
-            table.writerow(row)
-        figures = f"{row['train_return']} {row['eval_return']} {row['seconds']} s"
-        print(f"{number}/{len(left)} {' '.join(map(str, run))}: {figures}", flush=True)
+            table.writerows(rows)
+        for row in rows:
+            figures = " ".join(str(row[name]) for name in COLUMNS if name != "command")
+            print(f"{number}/{len(groups)} {figures}", flush=True)
 
 
 def score(row: dict[str, str]) -> float:
@@ -607,10 +621,10 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error("--stage report needs --arms: the chosen one, then the references")
     arms = options.arms or [*ARMS, PEER]
     if options.stage == "offpolicy":
-        order = itertools.product(OFF_POLICY_BUDGETS, options.seeds or (1, 2, 3), OFF_POLICY)
+        order = itertools.product(options.seeds or (1, 2, 3), OFF_POLICY, OFF_POLICY_BUDGETS)
         runs = [
             Run(arm, task, budget, seed)
-            for budget, seed, name in order
+            for seed, name, budget in order
             for task in OFF_POLICY[name]
             for arm in (name, f"{PEER} {name}")
         ]
@@ -621,8 +635,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if not options.table:
         tasks = options.tasks or [x for x in TASKS if TASKS[x].selects or options.stage == "report"]
         seeds = options.seeds or SEEDS[options.stage]
-        order = itertools.product(options.budgets, seeds, tasks, arms)
-        runs = [Run(arm, task, budget, seed) for budget, seed, task, arm in order]
+        order = itertools.product(seeds, tasks, options.budgets, arms)
+        runs = [Run(arm, task, budget, seed) for seed, task, budget, arm in order]
         train_all(runs, options.output.resolve())
     rows = read(options.output)
     if not rows:
