@@ -54,7 +54,9 @@ def test_notebook_is_committed_with_its_pictures(path):
 
 
 KERNEL = """
-import os, signal, lightning as L, gymnasium
+import os, signal, sys
+WIDGETS or sys.modules.update(ipywidgets=None)  # as where it is not installed
+import lightning as L, gymnasium
 import lightning.pytorch.trainer.connectors.callback_connector as connector
 from ppo_lightning import PPO, RolloutDataModule
 from ppo_lightning.callbacks import Doctor, LivePlot
@@ -89,10 +91,13 @@ SAID = {  # cell: what it shows
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("rich", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_kernel_shows_messages_one_bar_and_no_traceback(rich, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rich", "widgets"),
+    [(True, True), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 0), (0, 1), (0, 0)))],
+)
+def test_a_kernel_shows_messages_one_bar_and_no_traceback(rich, widgets, tmp_path, monkeypatch):
     monkeypatch.delenv("MPLBACKEND", raising=False)
-    cells = [KERNEL.replace("RICH", str(rich)), *SAID]
+    cells = [KERNEL.replace("RICH", str(bool(rich))).replace("WIDGETS", str(bool(widgets))), *SAID]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(
