@@ -100,11 +100,10 @@ class BatchedEnv(EnvBase):
     envs: Any = ()  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
+    untransformable = ""  # why TorchRL transforms do not work, as the end of a sentence; empty if they work
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
-    step_timeout: float | None = None
     info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
     # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
     # dead. None: all steps of these environments count.
@@ -125,14 +124,15 @@ class BatchedEnv(EnvBase):
         self.agent_specs = spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
         observation_spec, action_spec = self.agent_specs
         row = stored(observation_spec)
-        # Whether float32 would round numbers of the space, which the environment returns with more digits.
-        self._is_wide = isinstance(row, Bounded) and bool(
-            raw_dtype(self.spaces[0]).itemsize == 8
-            and row.dtype.is_floating_point
-            and row.space.high.max() > EXACT
-        )
-        if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
-            row = Unbounded(row.shape, dtype=row.dtype)
+        raw: Any = torch.empty(0, dtype=row.dtype).numpy().dtype
+        if isinstance(self.spaces[0], spaces.Box) or row.dtype.is_floating_point:
+            raw = raw_dtype(self.spaces[0])  # statistics need its precision
+        self._tensor_dtype = row.dtype
+        if row.dtype.is_floating_point:
+            # float32 would round large numbers, which the environment returns with more digits.
+            if raw.itemsize == 8 and isinstance(row, Bounded) and row.space.high.max() > EXACT:
+                self._tensor_dtype = torch.float64
+            row = Unbounded(row.shape, dtype=row.dtype)  # many environments declare rough bounds
         self.observation_spec_unbatched = Composite(observation=row.clone())
         self.action_spec_unbatched = (
             row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec.clone()
@@ -145,9 +145,8 @@ class BatchedEnv(EnvBase):
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
         self._seeds_to_use: Sequence[int | None] = list(seeds)
         self.infos: dict[Any, Any] = {}  # row -> numbers at an episode end, or "all" -> the last info
-        self._attributes: dict[str, Any] = {}  # from `set_attr`
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
-        self._observation = self.empty_rows()
+        self._observation = np.zeros((self.num_envs, *row.shape), raw)
         self._flags = np.zeros((3, self.num_envs), bool)
         self._results = np.zeros(self.num_envs), *self._flags  # terminated, truncated and over
         # Conversions from observations and to actions of an environment. None: rows are used as they are.
@@ -158,24 +157,6 @@ class BatchedEnv(EnvBase):
         # Columns of the masks in a row, and where the masks of the components of an action begin.
         self._mask = mask_columns(observation_spec)
         self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
-
-    @property
-    def untransformable(self) -> str:
-        """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
-        if self.resets_late:
-            return (
-                "a vectorized environment that resets at the step after an episode end, because the reset"
-                " would count as a step: make it with AutoresetMode.DISABLED."
-            )
-        return ""
-
-    def empty_rows(self) -> np.ndarray:
-        """Return zeros with the shape and dtype of the observations, [N, ...]."""
-        spec = self.observation_spec_unbatched["observation"]
-        dtype: Any = torch.empty(0, dtype=spec.dtype).numpy().dtype
-        if isinstance(self.spaces[0], spaces.Box) or spec.dtype.is_floating_point:
-            dtype = raw_dtype(self.spaces[0])  # statistics need its precision
-        return np.zeros((self.num_envs, *spec.shape), dtype)
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -225,7 +206,6 @@ class BatchedEnv(EnvBase):
         """Set an attribute of each environment, see :func:`set_attribute`."""
         for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
             set_attribute(env, name, value)
-        self._attributes[name] = value
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering.
@@ -297,7 +277,7 @@ class BatchedEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None:
             mask = mask.reshape(self.num_envs).numpy()
-        observation = self._tensor(self.reset_arrays(mask))
+        observation = torch.tensor(self.reset_arrays(mask), dtype=self._tensor_dtype)
         flags = self.full_done_spec.zero()
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
@@ -310,13 +290,8 @@ class BatchedEnv(EnvBase):
             "done": torch.tensor(step.terminated | step.truncated),
         }
         following = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        following["observation"] = self._tensor(step.observation)
+        following["observation"] = torch.tensor(step.observation, dtype=self._tensor_dtype)
         return TensorDict(following, batch_size=self.batch_size)
-
-    def _tensor(self, observation: np.ndarray) -> torch.Tensor:
-        """Copy observations to a tensor, doubles where float32 would round numbers of the space."""
-        dtype = self.observation_spec_unbatched["observation"].dtype
-        return torch.tensor(observation, dtype=torch.float64 if self._is_wide else dtype)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:

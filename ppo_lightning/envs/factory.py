@@ -128,9 +128,14 @@ class EnvFactory:
             num_workers = 0
         singles: Callable[..., BatchedEnv] = in_process
         if num_workers:
-            from ppo_lightning.envs.workers import in_workers
+            from ppo_lightning.envs.workers import Worker, WorkerEnv
 
-            singles = in_workers(num_workers, self.worker_backend, self.step_timeout)
+            worker: type[Worker] = Worker
+            if self.worker_backend == "ray":
+                from ppo_lightning.envs.workers.ray import RayWorker
+
+                worker = RayWorker
+            singles = functools.partial(WorkerEnv, num_workers, worker, self.step_timeout)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:

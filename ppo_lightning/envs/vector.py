@@ -72,6 +72,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self.resets_late = _resets_late(envs, self._name)
+        if self.resets_late:
+            self.untransformable = "a vectorized environment that resets late: use AutoresetMode.DISABLED."
         super().__init__(envs.single_observation_space, actions_of(envs, "single_action_space"), seeds)
         self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
@@ -236,7 +238,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
     def __init__(self, envs: VectorEnv, seeds: list[int]) -> None:
         super().__init__(envs, seeds)
         self.envs = envs.unwrapped
-        self.resets_late, self.valid = False, None
+        self.resets_late, self.untransformable, self.valid = False, "", None
         self.envs.reset()
         self.reseed(seeds)
 

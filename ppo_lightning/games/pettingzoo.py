@@ -68,7 +68,7 @@ class ParallelGamesEnv(GameEnv):
         self.envs = [first, *(make() for _ in range(num_games - 1))]
         require_distinct(self.envs, self._name)
         super().__init__(space, actions, seeds)
-        self._fresh = self.empty_rows()  # first observations of games that were just reset
+        self._fresh = np.zeros_like(self._observation)  # first observations of games that were just reset
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
