@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from ppo_lightning.envs.contract import check_observation, numbers_of, require_action, store
+from ppo_lightning.envs.contract import check_observation, require_action, store
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
@@ -99,15 +99,17 @@ class BatchedEnv(EnvBase):
 
     envs: Any = ()  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
+    render_fps: float | None = None  # frame rate of a video in real time; None: that of `envs`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     untransformable = ""  # why TorchRL transforms do not work, as the end of a sentence; empty if they work
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
+    info_names: Sequence[str] | None = None  # numbers in `infos`. None: there are no infos
     # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
     # dead. None: all steps of these environments count.
     valid: np.ndarray | None = None
+    set_state: Callable[[list[dict[str, Any]]], None]  # of environments with a state, see `get_state`
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
@@ -186,22 +188,6 @@ class BatchedEnv(EnvBase):
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
 
-    @functools.cached_property
-    def render_fps(self) -> float:
-        """Frame rate of a video in real time, 60 frames per second at most, read only for a video."""
-        env = self.envs[0] if isinstance(self.envs, list) else self.envs
-        # Seconds per step. The metadata of dm_control environments is wrong.
-        dt = getattr(env.unwrapped, "dt", None)
-        return min(float(1 / dt if dt else metadata_of(env).get("render_fps") or 30), 60.0)
-
-    def final_infos(self, done: np.ndarray) -> np.ndarray:
-        """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
-        names, info = self.info_names or (), self.infos.get("all")
-        if info is not None:
-            return numbers_of(info, names, self.num_envs)[done]
-        rows = np.flatnonzero(done).tolist()
-        return np.concatenate([numbers_of(self.infos.pop(row, {}), names, 1) for row in rows])
-
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of each environment, see :func:`set_attribute`."""
         for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
@@ -216,11 +202,7 @@ class BatchedEnv(EnvBase):
         return None if frame is None else np.asarray(frame)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return the rewards for training, [N].
-
-        Args:
-            reward: Rewards of a step, [N]. Episodic returns sum these unchanged rewards.
-        """
+        """Return the rewards for training, [N], of those of a step, whose unchanged sums are the returns."""
         return reward
 
     @abstractmethod
@@ -242,17 +224,10 @@ class BatchedEnv(EnvBase):
     def _write(
         self, target: np.ndarray, i: int, observation: Any, over: bool = False, check: bool = False
     ) -> None:
-        """Write an observation of a single environment to a row.
+        """Write an observation of a single environment to row ``i`` of ``target`` [N, ...].
 
-        Args:
-            target: Observations, [N, ...].
-            i: Index of the row.
-            observation: The observation, as the environment returned it.
-            over: Whether the episode ended. Otherwise the mask must allow an action.
-            check: Validate the observation against the space.
-
-        Raises:
-            ConfigError: The observation is invalid, or the mask allows no action.
+        It is validated against the space if ``check`` says so, or if its shape is another one. Unless the
+        episode is ``over``, the mask must allow an action.
         """
         try:
             row = observation if self._to_row is None else self._to_row(observation)
@@ -298,24 +273,15 @@ class BatchedEnv(EnvBase):
             self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds for the next full reset.
-
-        Args:
-            seeds: One seed per environment.
-        """
+        """Set the seeds for the next full reset, one per environment."""
         self._seeds_to_use = list(seeds)
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """Return the state of each environment for resuming its episode.
+        """Return N dictionaries of arrays and plain types, from which ``set_state`` restores the episodes.
 
-        Returns:
-            N dictionaries of arrays and plain types, or None if the state is not accessible.
+        None: the state is not accessible.
         """
         return None
-
-    def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states from :meth:`get_state`, instead of a first reset."""
-        raise AssertionError(f"{type(self).__name__} cannot restore a state")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the environments and stop their threads."""
@@ -360,11 +326,7 @@ def name_of(env: Any) -> str:
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:
-    """Check that each environment was made anew.
-
-    Raises:
-        ConfigError: Two of them are the same object.
-    """
+    """Raise a ConfigError if two environments are the same object."""
     bases = [env.unwrapped for env in envs]
     if len({id(base) for base in bases}) < len(bases):
         raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")

@@ -11,6 +11,7 @@ import torch
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
+from ppo_lightning.envs.batched import metadata_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
@@ -79,7 +80,7 @@ def record_video(
         returns = []
         observation = env.reset_arrays()
         first = picture_of(env)  # an environment that cannot be rendered leaves no file
-        with evaluating(agent), open_video(path, env.render_fps) as video:
+        with evaluating(agent), open_video(path, env) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
@@ -134,16 +135,22 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
     return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
 
-def open_video(path: str | Path, fps: float) -> Any:
-    """Return a writer with ``append_data``, to be used in a ``with`` statement.
+def frame_rate(env: BatchedEnv) -> float:
+    """Return the frame rate of a video in real time, at most 60 frames per second."""
+    if env.render_fps is not None:
+        return env.render_fps
+    single = env.envs[0] if isinstance(env.envs, list) else env.envs
+    # Seconds per step. The metadata of dm_control environments is wrong.
+    dt = getattr(single.unwrapped, "dt", None)
+    return min(float(1 / dt if dt else metadata_of(single).get("render_fps") or 30), 60.0)
 
-    Raises:
-        ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
-    """
+
+def open_video(path: str | Path, env: BatchedEnv) -> Any:
+    """Return a writer with ``append_data`` for pictures of an environment, as a context."""
     path = user_path(path)
     if path.suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
     import_extra("imageio_ffmpeg", extra="video")
     path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
-    return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)
+    return import_extra("imageio.v2", extra="video").get_writer(path, fps=frame_rate(env), **options)
