@@ -110,9 +110,7 @@ class TorchEnv(FunctionalEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         if env_id not in TASKS:
-            raise ConfigError(
-                f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'."
-            )
+            raise ConfigError(f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}.")
         with gymnasium.make(env_id) as single:
             super().__init__(single.observation_space, single.action_space, len(seeds), device)
             default: Any = single.spec
@@ -167,16 +165,7 @@ class TorchEnv(FunctionalEnv):
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    """Make copies of a task for the backend ``torch``. Those that must render are Gymnasium's.
-
-    Args:
-        env_id: A key of ``TASKS``.
-        copies: The copies.
-        **env_kwargs: Options of :class:`TorchEnv`.
-
-    Raises:
-        ConfigError: The id or an option does not exist.
-    """
+    """Make copies of a task for the backend ``torch``. Those that must render are Gymnasium's."""
     require_options(TorchEnv, f"{env_id} with data.backend 'torch'", env_kwargs)
     if copies.render:
         env_kwargs.pop("device", None)

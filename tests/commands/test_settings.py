@@ -125,7 +125,7 @@ ASKED = {
     "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
     "set it to 'gymnasium'": (PPO, {}, TORCH, GYMNASIUM),
     "is not an option of CartPole-v1 with data.backend 'torch'": (PPO, {}, REWARDS, GYMNASIUM),
-    "is a function: set data.backend to 'gymnasium'": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
+    "is a function: data.backend 'envpool' must be": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
     "must be 0": (PPO, {}, {"backend": "vectorized", "num_workers": 2}, {"data": {"num_workers": 0}}),
     "or a function that makes a new environment": (
         PPO,
