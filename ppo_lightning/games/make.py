@@ -67,7 +67,9 @@ def make_games(
         function = functools.partial(import_pettingzoo().make, *found) if found else find_maker(env_id)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-    options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
+    options: dict[str, Any] = {
+        name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs
+    }
     make = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
     first = make()  # reveals the type
     takes_turns = isinstance(first, import_pettingzoo().AECEnv)

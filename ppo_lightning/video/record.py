@@ -48,10 +48,7 @@ def record_video(
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
     if not isinstance(env, BatchedEnv):
-        raise ConfigError(
-            "Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without"
-            " data.transforms."
-        )
+        raise ConfigError("Only environments of arrays can be recorded, without data.transforms.")
     check_same_spaces(agent, env)
     play = torch.no_grad()(agent.play)
 
@@ -120,18 +117,11 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
         ) from error
     if picture is not None and picture.ndim == 2:
         picture = picture[..., None]
-    if (
-        picture is None
-        or picture.dtype != np.uint8
-        or picture.ndim != 3
-        or picture.shape[2] not in (1, 3, 4)
-        or not picture.size
-    ):
+    shape = () if picture is None or picture.dtype != np.uint8 or not picture.size else picture.shape
+    if picture is None or len(shape) != 3 or shape[2] not in (1, 3, 4):
         what = "None" if picture is None else f"{picture.dtype} of shape {list(picture.shape)}"
-        raise ConfigError(
-            f"The environment's render() returns {what}: with render_mode rgb_array it must return a picture"
-            " of shape [height, width, 3] and dtype uint8."
-        )
+        needed = "with render_mode rgb_array it must return uint8 of shape [height, width, 3]"
+        raise ConfigError(f"The environment's render() returns {what}: {needed}.")
     return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
 
