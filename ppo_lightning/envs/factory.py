@@ -232,6 +232,5 @@ def require_maker(env_id: Any) -> None:
     is_env = isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase)
     if is_env or not (isinstance(env_id, str) or callable(env_id)):
         what = f"an environment ({type(env_id).__name__})" if is_env else repr(env_id)
-        raise ConfigError(
-            f"data.env_id is {what}: give an id, or a function, as in lambda: gymnasium.make('CartPole-v1')."
-        )
+        remedy = "give an id, or a function that makes a new environment, as in lambda: gymnasium.make(id)"
+        raise ConfigError(f"data.env_id is {what}: {remedy}.")

@@ -110,7 +110,7 @@ class TorchEnv(FunctionalEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         if env_id not in TASKS:
-            raise ConfigError(f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}.")
+            raise ConfigError(f"backend torch has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'.")
         with gymnasium.make(env_id) as single:
             super().__init__(single.observation_space, single.action_space, len(seeds), device)
             default: Any = single.spec

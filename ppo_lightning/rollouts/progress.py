@@ -69,13 +69,7 @@ class Progress:
         return steps * (time.perf_counter() - since) / done if done else None
 
     def count(self, rollout: TensorDictBase, frames: int, num_infos: int = 0) -> None:
-        """Count a rollout [N, T] of this rank. This is a collective.
-
-        Args:
-            rollout: The rollout.
-            frames: Environment steps of the rollouts of all ranks.
-            num_infos: Numbers in an episode's ``info``.
-        """
+        """Count a rollout [N, T] of this rank, of ``frames`` steps on all ranks. This is a collective."""
         self.draws.clear()
         self.env_steps += frames
         episodes = collectives.concatenate(finished_episodes(rollout, num_infos))

@@ -16,11 +16,7 @@ from ppo_lightning.models import Actor, ActorCritic
 def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_steps: int) -> TensorDict:
     """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys.
 
-    Args:
-        specs: Specs of a step by key, without what is under ``next`` and the memory.
-        agent: The agent.
-        num_envs: N.
-        num_steps: T.
+    ``specs`` are those of a step by key, without what is under ``next`` and the memory.
     """
     shape = (num_envs, num_steps)
     observation = specs["observation"]
@@ -118,7 +114,5 @@ def check_memory(
     elif hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
-        raise ConfigError(
-            f"{settings} = {steps} steps take {needed / 1e9:.0f} GB and {owner} has {memory / 1e9:.0f} GB of"
-            " memory: lower one of these settings."
-        )
+        sizes = f"{needed / 1e9:.0f} GB and {owner} has {memory / 1e9:.0f} GB of memory"
+        raise ConfigError(f"{settings} = {steps} steps take {sizes}: lower one of these settings.")
