@@ -172,15 +172,10 @@ class BatchedEnv(EnvBase):
         """
 
     def step_arrays(self, action: np.ndarray) -> Step:
-        """Step every environment once.
-
-        A finished environment must be reset before the next step.
+        """Step every environment once. A finished environment must be reset before the next step.
 
         Args:
             action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
-
-        Returns:
-            The step.
         """
         if self._bounds is not None:
             low, high = self._bounds

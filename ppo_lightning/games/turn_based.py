@@ -26,13 +26,8 @@ class TurnBasedEnv(GameEnv):
     Each row is a game, seen by the player to move. The observation has the entries ``action_mask``, the legal
     moves, and the view of the player, flattened. The reward is that of the player who moved.
 
-    Args:
-        name: Name of the entry of the view.
-        view: Space of the flat view of a player.
-        num_actions: Number of actions.
-        seeds: One seed per game.
-        opening_moves: Each game starts with 0 to this number of random legal moves, whose steps do
-            not count. Without them, both players settle on a few lines of play.
+    Each game starts with 0 to ``opening_moves`` random legal moves, whose steps do not count. Without them,
+    both players settle on a few lines of play. ``view`` is the space of the flat view of a player.
     """
 
     num_players = 2

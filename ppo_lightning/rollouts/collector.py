@@ -102,11 +102,7 @@ class RolloutCollector(Collector):
         return rollout
 
     def _walk(self, moments: CollectorMoments | None) -> None:
-        """Step the environments through a rollout, and write the steps into the storage.
-
-        Args:
-            moments: Statistics of the observations, updated in place. None: no statistics.
-        """
+        """Step the environments through a rollout, and write the steps into the storage."""
         env = self.env
         memory = self._memory
         store = self._store

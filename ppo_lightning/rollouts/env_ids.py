@@ -21,9 +21,8 @@ def maker_of(env_id: Any) -> Any:
         return pkgutil.resolve_name(env_id)
     except (ImportError, AttributeError, ValueError) as error:
         reason = "only the program that defined it has it" if "<" in env_id else first_line(error)
-        raise ConfigError(
-            f"data.env_id {env_id!r} cannot be imported ({reason}): give an id or path."
-        ) from error
+        give = "give data.env_id, an environment's id or a function's import path"
+        raise ConfigError(f"data.env_id {env_id!r} cannot be imported ({reason}): {give}.") from error
 
 
 def plain(value: Any) -> Any:

@@ -117,20 +117,14 @@ def info_means(
 class EvaluationLoader:
     """Loader of one batch for ``validate`` and ``test``: the episodes of :func:`evaluate`.
 
-    Args:
-        factory: Factory of the environments.
-        agent: The agent.
-        shard: The episodes of this rank, one in each environment.
-        step_timeout: As for :func:`evaluate`.
-        profiler: Records ``evaluate``.
-        wait: Called first: lets a pending rollout finish, which would draw from the same generators.
+    ``wait`` is called first: it lets a pending rollout finish, which would draw from the same generators.
     """
 
     factory: EnvFactory
     agent: Actor
-    shard: Shard
+    shard: Shard  # the episodes of this rank, one in each environment
     step_timeout: float | None = None
-    profiler: Profiler = field(default_factory=PassThroughProfiler)
+    profiler: Profiler = field(default_factory=PassThroughProfiler)  # records `evaluate`
     wait: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
