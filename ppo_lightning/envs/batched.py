@@ -37,24 +37,14 @@ CLOSE_SECONDS = 10.0
 
 
 class Copies(NamedTuple):
-    """What a ``make`` of an adapter is asked for.
+    """What a ``make`` of an adapter is asked for."""
 
-    Attributes:
-        seeds: One seed per environment.
-        first_env: Global index of the first environment.
-        stream: ``train`` or ``eval``.
-        render: Whether the first environment must be able to render.
-        keeps_infos: Whether the infos of all steps are kept, because transforms may end episodes.
-        singles: Makes a batch of single Gymnasium environments, as
-            :func:`~ppo_lightning.envs.gymnasium.in_process` does.
-    """
-
-    seeds: list[int]
-    first_env: int
+    seeds: list[int]  # one per environment
+    first_env: int  # global index of the first environment
     stream: Stream
-    render: bool
-    keeps_infos: bool
-    singles: Callable[..., "BatchedEnv"]
+    render: bool  # whether the first environment must be able to render
+    keeps_infos: bool  # whether the infos of all steps are kept, because transforms may end episodes
+    singles: Callable[..., "BatchedEnv"]  # makes a batch of single environments, as `in_process` does
 
 
 class Step(NamedTuple):

@@ -23,16 +23,13 @@ from ppo_lightning.utils.arguments import require_options
 class Task(NamedTuple):
     """Dynamics of N copies of a task.
 
-    Attributes:
-        high: Upper bounds of the initial state, one per number. The lower bounds are their negatives.
-        step: Returns next states [N, S], rewards [N] and terminations [N] bool for states [N, S] float64 and
-            actions, [N] int64 or [N, 1] floats inside their bounds.
-        observe: Returns observations [N, ...] of states.
+    ``step`` returns next states [N, S], rewards [N] and terminations [N] bool for states [N, S] float64 and
+    actions, [N] int64 or [N, 1] floats inside their bounds.
     """
 
-    high: tuple[float, ...]
+    high: tuple[float, ...]  # upper bounds of the initial state; the lower bounds are their negatives
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    observe: Callable[[Tensor], Tensor]
+    observe: Callable[[Tensor], Tensor]  # returns observations [N, ...] of states
 
 
 def step_cartpole(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -94,21 +94,15 @@ def minimax_player(env_id: str, depth: int) -> Player:
 class Board(NamedTuple):
     """Rules of a game of stones in a row. Sets of stones are the bits of an integer.
 
-    Attributes:
-        rows: Number of rows, from top to bottom.
-        columns: Number of columns.
-        length: Number of stones in a row that wins.
-        falls: Whether a move names a column, in which the stone falls to the lowest free cell.
-
     Example:
         >>> Board(3, 3, 3, falls=False).wins(0b0111)
         True
     """
 
-    rows: int
+    rows: int  # from top to bottom
     columns: int
-    length: int
-    falls: bool
+    length: int  # number of stones in a row that wins
+    falls: bool  # whether a move names a column, in which the stone falls to the lowest free cell
 
     @property
     def cells(self) -> list[tuple[int, int]]:

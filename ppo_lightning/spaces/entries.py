@@ -17,12 +17,7 @@ Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 class ChosenEntries(NamedTuple):
-    """Entries of an observation that actor and critic read, as names with sizes.
-
-    Attributes:
-        actor: Entries of the actor, in the order of the row.
-        critic: Entries of the critic, in the order of the row.
-        pictures: Shapes of the entries that are pictures, which a convolutional network reads.
+    """Entries of an observation that actor and critic read, as names with sizes, in the order of the row.
 
     Example:
         >>> print(ChosenEntries({"state": 48}, {"privileged_state": 123, "state": 48}))
@@ -31,7 +26,7 @@ class ChosenEntries(NamedTuple):
 
     actor: dict[str, int]
     critic: dict[str, int]
-    pictures: Mapping[str, Sequence[int]] = {}
+    pictures: Mapping[str, Sequence[int]] = {}  # shapes, which a convolutional network reads
 
     def __str__(self) -> str:
         actor, critic = (describe(entries, self.pictures) for entries in (self.actor, self.critic))

@@ -19,20 +19,15 @@ LARGEST_PIXEL = 2**16  # larger bounds are placeholders
 class Picture:
     """Reading of a picture's axes, and the function that reads pictures.
 
-    Attributes:
-        shape: Shape in the environment.
-        order: Axes in the order [..., height, width]. Those in front are the channels.
-        largest: Largest value of a pixel, by which networks divide.
-
     Example:
         >>> picture = read_picture(Unbounded((96, 80, 3), dtype=torch.uint8))
         >>> picture.size, picture(torch.zeros(2, 96 * 80 * 3)).shape
         ((3, 96, 80), torch.Size([2, 3, 96, 80]))
     """
 
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    largest: float = 255.0
+    shape: tuple[int, ...]  # in the environment
+    order: tuple[int, ...]  # axes as [..., height, width]; those in front are the channels
+    largest: float = 255.0  # largest value of a pixel, by which networks divide
 
     @property
     def size(self) -> tuple[int, int, int]:
