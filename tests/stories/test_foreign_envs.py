@@ -647,10 +647,10 @@ def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, si
     agent = MLPAgent(*batch.agent_specs)
     assert next(agent.actor_body.parameters()).shape == (64, size)
     rows = batch.reset_arrays()
-    parts = batch.envs.reset()[0]
+    parts, info = batch.envs.reset()
     assert rows.shape == (2, size + parts["privileged_state"].shape[1])
     place = entry_columns(batch.agent_specs[0])["state"]
-    np.testing.assert_array_equal(batch._flat(parts)[:, place], parts["state"])
+    np.testing.assert_array_equal(batch._rows(parts, info)[:, place], parts["state"])
     assert agent.entries.actor == {"state": size}
     assert next(agent.critic_body.parameters()).shape == (64, rows.shape[1])
 
