@@ -54,10 +54,6 @@ def deal_sequences(keys: Tensor, count: int) -> Tensor:
     Each minibatch gets one of every ``count`` neighbouring sequences, so that the minibatches of several
     ranks, which have consecutive sequences, are together the minibatch of one rank.
 
-    Args:
-        keys: Independent random numbers, [N].
-        count: Number of minibatches, a divisor of N.
-
     Example:
         >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
         [0, 3, 1, 2]

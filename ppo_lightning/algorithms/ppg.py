@@ -220,19 +220,15 @@ class PPG(PPO):
         checkpoint["auxiliary"] = {"rollouts": rollouts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the rollouts of the running phase, to resume a run.
-
-        Raises:
-            ConfigError: The rollouts do not fit a phase of this run.
-        """
+        """Restore the rollouts of the running phase, to resume a run."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
             rows, saved = self.data.shard.rows, checkpoint["auxiliary"]["rollouts"]
             sizes = [tuple(part["value_target"].shape[:2]) for part in saved]
             size = self.data.num_envs, self.data.num_steps
             if len(saved) >= self.hparams.n_iteration or sizes != [size] * len(saved):
+                rollouts = f"of (data.num_envs, data.num_steps) = {sizes[0]}"
                 raise ConfigError(
-                    f"The checkpoint (ckpt_path) has {len(saved)} rollouts of a phase, of (data.num_envs,"
-                    f" data.num_steps) = {sizes[0]}: keep these two, and a larger model.n_iteration."
+                    f"ckpt_path has {len(saved)} rollouts of a phase, {rollouts}: keep these and n_iteration."
                 )
             self.rollouts = [{key: x[rows].clone() for key, x in part.items()} for part in saved]

@@ -51,9 +51,7 @@ class Predictor:
         elif not rows.is_floating_point():
             rows = rows.double()
         if rows.is_floating_point() and not rows.float().isfinite().all():
-            raise ConfigError(
-                "predict takes finite observations, and there is a NaN or an infinity among these."
-            )
+            raise ConfigError("predict takes finite observations, and there is a NaN or an infinity.")
         memory = _start(agent, memory, first, len(rows))
         noise = None if deterministic else agent.noise((len(rows),)).to(agent.device)
         chosen, *_, memory = agent.act(agent.normalize(rows).to(agent.device), noise, memory)
@@ -67,10 +65,8 @@ class Predictor:
         """Return the rows of observations in the form of the environment, and whether they are a batch."""
         found = dict(self._find(observation))
         if missing := [name for name in self._parts if name not in found]:
-            raise ConfigError(
-                f"predict takes observations with the entries {', '.join(self._parts)}, as the environment"
-                f" returns them, and {', '.join(missing)} is missing."
-            )
+            entries = f"{', '.join(self._parts)}, as the environment returns them"
+            raise ConfigError(f"predict takes the entries {entries}, and {', '.join(missing)} is missing.")
         arrays = {name: _numbers(name, found[name]) for name in self._parts}
         possible = [_batch_sizes(x, arrays[x], self._parts[x], x in self._flat) for x in arrays]
         sizes = set.intersection(*possible)
@@ -121,9 +117,7 @@ def _batch_sizes(
         forms = f"{list(expected)} or [{', '.join(map(str, ('B', *expected)))}]"
         raise ConfigError(f"predict takes {_label(name)} of shape {forms}, not {list(shape)}.")
     if part.dtype == torch.uint8 and array.dtype.itemsize > 1:
-        raise ConfigError(
-            f"predict takes {_label(name)} of bytes, such as pictures (uint8, 0 to 255), not {array.dtype}."
-        )
+        raise ConfigError(f"predict takes {_label(name)} of bytes, such as pictures, not {array.dtype}.")
     return sizes
 
 
@@ -134,8 +128,7 @@ def _start(agent: Actor, memory: Tensor | None, first: Any, count: int) -> Tenso
         return initial
     starts = torch.as_tensor(False if first is None else first, device=agent.device).bool().reshape(-1, 1)
     if memory.shape != initial.shape or len(starts) not in (1, count):
-        raise ConfigError(
-            f"predict got {count} observations, a memory of shape {list(memory.shape)} and {len(starts)}"
-            f" values of first: the memory is the one of the last call, {list(initial.shape)}, or None."
-        )
+        got = f"a memory of shape {list(memory.shape)} and {len(starts)} values of first"
+        expected = f"the memory is the one of the last call, {list(initial.shape)}, or None"
+        raise ConfigError(f"predict got {count} observations, {got}: {expected}.")
     return memory.masked_fill(starts, 0)

@@ -209,9 +209,8 @@ def endless_gae(
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and value targets of a stream of rewards that does not end with the episode.
 
-    At an episode end, the return continues with the first observation of the next episode. It stops before
-    steps of weight 0 only. The arguments are those of :func:`~ppo_lightning.algorithms.losses.gae`, and
-    ``last_value`` are the values of the observations after the last step, [N].
+    It stops before steps of weight 0 only. The arguments are those of
+    :func:`~ppo_lightning.algorithms.losses.gae`, and the values of the last observations, [N].
     """
     next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
     never = torch.zeros_like(value, dtype=torch.bool)

@@ -45,10 +45,7 @@ class RPO(PPO):
         """Yield an agent without a Gaussian head, and what PPO cannot train."""
         yield from super().refusals()
         if self.agent is not None and type(self.agent.head) is not GaussianHead:
-            yield (
-                "RPO needs continuous actions and an agent with a Gaussian head (model.agent.head gaussian):"
-                " use ppo_lightning.PPO."
-            )
+            yield "RPO needs continuous actions and an agent with a Gaussian head: use ppo_lightning.PPO."
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches with the noise of this epoch."""

@@ -17,11 +17,7 @@ SAVE_EVERY = 10  # seconds
 
 
 class RunLog:
-    """Send the metrics of a run to the loggers, to the callbacks and to progress bars.
-
-    Args:
-        module: The module whose run is logged.
-    """
+    """Send the metrics of a run to the loggers, to the callbacks and to progress bars."""
 
     def __init__(self, module: Learner) -> None:
         self.module = module
@@ -83,18 +79,9 @@ class RunLog:
 
 
 def episode_means(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean return and length of groups of episodes.
+    """Return the mean ``charts/episodic_return`` and ``length`` of groups of episodes, by suffix.
 
-    The keys are ``charts/episodic_return`` and ``charts/episodic_length``, each with the suffix of the group.
-    A mean over no episode is left out.
-
-    Args:
-        groups: Suffix -> return and length of each episode, in the first columns, [E, ...].
-
-    Example:
-        >>> episodes = torch.tensor([[1.0, 5.0], [3.0, 7.0]])
-        >>> episode_means({"": episodes})["charts/episodic_return"]
-        tensor(2.)
+    The first columns of a group [E, ...] are return and length. A mean over no episode is left out.
     """
     means = {}
     for suffix, episodes in groups.items():

@@ -26,10 +26,6 @@ class SynchronizedUpdate(CompiledUpdate):
     The ranks decide together what changes this: the check of the compiled loss.
 
     If DDP has a communication hook, the update is eager.
-
-    Args:
-        module: As for :class:`CompiledUpdate`. Its strategy is DDP.
-        eager: As for :class:`CompiledUpdate`.
     """
 
     def __init__(self, module: MinibatchLearner, eager: EagerUpdate) -> None:

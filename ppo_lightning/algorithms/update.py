@@ -209,10 +209,6 @@ class CompiledUpdate:
 
         A graph would compute them anew for each element of the parameters.
 
-        Args:
-            count: Number of steps.
-            done: Number of earlier steps of each parameter, or of all.
-
         Returns:
             Tensor [count, 2, length of ``done``].
         """

@@ -71,7 +71,7 @@ def _record_match(options: argparse.Namespace, command: Sequence[str]) -> None:
     """Record one game between two players, and print who won."""
     factory, players = make_players([options.ckpt_path, options.opponent], command, options)
     pair = players[options.ckpt_path], players[options.opponent]
-    with open_video(options.output, probe_game(factory).render_fps) as video:
+    with open_video(options.output, probe_game(factory)) as video:
         result = play_games(
             factory, *pair, 1, options.seed, lambda env: video.append_data(picture_of(env)), render=True
         )

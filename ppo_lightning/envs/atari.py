@@ -1,9 +1,4 @@
-"""Atari games with the preprocessing of Mnih et al. (2015), identical on two backends.
-
-A backend steps games and returns single frames. :class:`AtariEnv` adds what all backends share: lives, the
-frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-v5``, ``Breakout-v5`` and
-``BreakoutNoFrameskip-v4`` are equal.
-"""
+"""Atari games with the preprocessing of Mnih et al. (2015), identical on two backends."""
 
 import contextlib
 import re
@@ -25,12 +20,13 @@ Arrays = tuple[np.ndarray, ...]
 class AtariEnv(BatchedEnv):
     """N copies of an Atari game.
 
+    A backend steps games and returns single frames. This class adds lives, frame stack and reward clipping.
     Observations are bytes [frame_stack, 84, 84] with the newest frame last. With ``episodic_life``,
     ``terminated`` is also true at the loss of a life, while ``Step.over`` marks the end of the game.
     Resetting a finished environment starts the next life or the next game.
 
     Args:
-        env_id: ``ALE/Game-v5`` or ``GameNoFrameskip-v4``.
+        env_id: ``ALE/Game-v5`` or ``GameNoFrameskip-v4``, which only select the game.
         seeds: One seed per environment.
         noop_max: Maximum number of frames without action at the start of a game.
         frame_skip: Frames per action. An observation is the pixelwise maximum of the last two.
@@ -56,10 +52,7 @@ class AtariEnv(BatchedEnv):
 
     # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
     _has_frame_skip = True
-    untransformable = (
-        "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
-        " them, and set the preprocessing in data.env_kwargs."
-    )
+    untransformable = "Atari games: remove them, and set the preprocessing in data.env_kwargs."
 
     def __init__(
         self,
@@ -115,11 +108,7 @@ class AtariEnv(BatchedEnv):
 
     @abstractmethod
     def _step_games(self, action: np.ndarray) -> Arrays:
-        """Step all games.
-
-        Returns:
-            Frames [N, 1, H, W], rewards [N], ``terminated`` [N], ``truncated`` [N] and lives [N].
-        """
+        """Return frames [N, 1, H, W], rewards, ``terminated``, ``truncated`` and lives [N] of a step."""
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games with new seeds."""
@@ -172,11 +161,7 @@ def full_id(env_id: str) -> str:
 
 
 def game_name(env_id: str) -> str:
-    """Return the name of a game as in the ids of ``ale_py``, for example ``BeamRider``.
-
-    Raises:
-        ConfigError: The game does not exist. The message lists the closest names.
-    """
+    """Return the name of a game as in the ids of ``ale_py``, for example ``BeamRider``."""
     match = ATARI_ID.fullmatch(env_id)
     name = next(filter(None, match.groups())) if match else env_id
     games = {}

@@ -131,8 +131,7 @@ class GymnasiumAtari(AtariEnv):
             game.reset()
             emulator: Any = game.unwrapped
             emulator.ale.restoreState(ale_py.ALEState(saved["ale"].tobytes()))
-            generator = emulator.np_random.bit_generator
-            generator.state = saved.get("random", generator.state)
+            emulator.np_random.bit_generator.state = saved["random"]
             self._observation[i] = saved["stack"]
             self.lives[i], self._frames_played[i], self.over[i] = saved["counts"].tolist()
             set_wrapper_attributes(game, saved["wrappers"])

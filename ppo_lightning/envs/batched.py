@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from ppo_lightning.envs.contract import check_observation, numbers_of, require_action, store
+from ppo_lightning.envs.contract import check_observation, require_action, store
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
@@ -37,24 +37,14 @@ CLOSE_SECONDS = 10.0
 
 
 class Copies(NamedTuple):
-    """What a ``make`` of an adapter is asked for.
+    """What a ``make`` of an adapter is asked for."""
 
-    Attributes:
-        seeds: One seed per environment.
-        first_env: Global index of the first environment.
-        stream: ``train`` or ``eval``.
-        render: Whether the first environment must be able to render.
-        keeps_infos: Whether the infos of all steps are kept, because transforms may end episodes.
-        singles: Makes a batch of single Gymnasium environments, as
-            :func:`~ppo_lightning.envs.gymnasium.in_process` does.
-    """
-
-    seeds: list[int]
-    first_env: int
+    seeds: list[int]  # one per environment
+    first_env: int  # global index of the first environment
     stream: Stream
-    render: bool
-    keeps_infos: bool
-    singles: Callable[..., "BatchedEnv"]
+    render: bool  # whether the first environment must be able to render
+    keeps_infos: bool  # whether the infos of all steps are kept, because transforms may end episodes
+    singles: Callable[..., "BatchedEnv"]  # makes a batch of single environments, as `in_process` does
 
 
 class Step(NamedTuple):
@@ -99,16 +89,17 @@ class BatchedEnv(EnvBase):
 
     envs: Any = ()  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
+    render_fps: float | None = None  # frame rate of a video in real time; None: that of `envs`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
+    untransformable = ""  # why TorchRL transforms do not work, as the end of a sentence; empty if they work
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
-    step_timeout: float | None = None
-    info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
+    info_names: Sequence[str] | None = None  # numbers in `infos`. None: there are no infos
     # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
     # dead. None: all steps of these environments count.
     valid: np.ndarray | None = None
+    set_state: Callable[[list[dict[str, Any]]], None]  # of environments with a state, see `get_state`
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
@@ -125,14 +116,15 @@ class BatchedEnv(EnvBase):
         self.agent_specs = spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
         observation_spec, action_spec = self.agent_specs
         row = stored(observation_spec)
-        # Whether float32 would round numbers of the space, which the environment returns with more digits.
-        self._is_wide = isinstance(row, Bounded) and bool(
-            raw_dtype(self.spaces[0]).itemsize == 8
-            and row.dtype.is_floating_point
-            and row.space.high.max() > EXACT
-        )
-        if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
-            row = Unbounded(row.shape, dtype=row.dtype)
+        raw: Any = torch.empty(0, dtype=row.dtype).numpy().dtype
+        if isinstance(self.spaces[0], spaces.Box) or row.dtype.is_floating_point:
+            raw = raw_dtype(self.spaces[0])  # statistics need its precision
+        self._tensor_dtype = row.dtype
+        if row.dtype.is_floating_point:
+            # float32 would round large numbers, which the environment returns with more digits.
+            if raw.itemsize == 8 and isinstance(row, Bounded) and row.space.high.max() > EXACT:
+                self._tensor_dtype = torch.float64
+            row = Unbounded(row.shape, dtype=row.dtype)  # many environments declare rough bounds
         self.observation_spec_unbatched = Composite(observation=row.clone())
         self.action_spec_unbatched = (
             row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec.clone()
@@ -145,9 +137,8 @@ class BatchedEnv(EnvBase):
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
         self._seeds_to_use: Sequence[int | None] = list(seeds)
         self.infos: dict[Any, Any] = {}  # row -> numbers at an episode end, or "all" -> the last info
-        self._attributes: dict[str, Any] = {}  # from `set_attr`
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
-        self._observation = self.empty_rows()
+        self._observation = np.zeros((self.num_envs, *row.shape), raw)
         self._flags = np.zeros((3, self.num_envs), bool)
         self._results = np.zeros(self.num_envs), *self._flags  # terminated, truncated and over
         # Conversions from observations and to actions of an environment. None: rows are used as they are.
@@ -158,24 +149,6 @@ class BatchedEnv(EnvBase):
         # Columns of the masks in a row, and where the masks of the components of an action begin.
         self._mask = mask_columns(observation_spec)
         self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
-
-    @property
-    def untransformable(self) -> str:
-        """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
-        if self.resets_late:
-            return (
-                "a vectorized environment that resets at the step after an episode end, because the reset"
-                " would count as a step: make it with AutoresetMode.DISABLED."
-            )
-        return ""
-
-    def empty_rows(self) -> np.ndarray:
-        """Return zeros with the shape and dtype of the observations, [N, ...]."""
-        spec = self.observation_spec_unbatched["observation"]
-        dtype: Any = torch.empty(0, dtype=spec.dtype).numpy().dtype
-        if isinstance(self.spaces[0], spaces.Box) or spec.dtype.is_floating_point:
-            dtype = raw_dtype(self.spaces[0])  # statistics need its precision
-        return np.zeros((self.num_envs, *spec.shape), dtype)
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -189,15 +162,10 @@ class BatchedEnv(EnvBase):
         """
 
     def step_arrays(self, action: np.ndarray) -> Step:
-        """Step every environment once.
-
-        A finished environment must be reset before the next step.
+        """Step every environment once. A finished environment must be reset before the next step.
 
         Args:
             action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
-
-        Returns:
-            The step.
         """
         if self._bounds is not None:
             low, high = self._bounds
@@ -205,27 +173,10 @@ class BatchedEnv(EnvBase):
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
 
-    @functools.cached_property
-    def render_fps(self) -> float:
-        """Frame rate of a video in real time, 60 frames per second at most, read only for a video."""
-        env = self.envs[0] if isinstance(self.envs, list) else self.envs
-        # Seconds per step. The metadata of dm_control environments is wrong.
-        dt = getattr(env.unwrapped, "dt", None)
-        return min(float(1 / dt if dt else metadata_of(env).get("render_fps") or 30), 60.0)
-
-    def final_infos(self, done: np.ndarray) -> np.ndarray:
-        """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
-        names, info = self.info_names or (), self.infos.get("all")
-        if info is not None:
-            return numbers_of(info, names, self.num_envs)[done]
-        rows = np.flatnonzero(done).tolist()
-        return np.concatenate([numbers_of(self.infos.pop(row, {}), names, 1) for row in rows])
-
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of each environment, see :func:`set_attribute`."""
         for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
             set_attribute(env, name, value)
-        self._attributes[name] = value
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering.
@@ -236,11 +187,7 @@ class BatchedEnv(EnvBase):
         return None if frame is None else np.asarray(frame)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return the rewards for training, [N].
-
-        Args:
-            reward: Rewards of a step, [N]. Episodic returns sum these unchanged rewards.
-        """
+        """Return the rewards for training, [N], of those of a step, whose unchanged sums are the returns."""
         return reward
 
     @abstractmethod
@@ -262,17 +209,10 @@ class BatchedEnv(EnvBase):
     def _write(
         self, target: np.ndarray, i: int, observation: Any, over: bool = False, check: bool = False
     ) -> None:
-        """Write an observation of a single environment to a row.
+        """Write an observation of a single environment to row ``i`` of ``target`` [N, ...].
 
-        Args:
-            target: Observations, [N, ...].
-            i: Index of the row.
-            observation: The observation, as the environment returned it.
-            over: Whether the episode ended. Otherwise the mask must allow an action.
-            check: Validate the observation against the space.
-
-        Raises:
-            ConfigError: The observation is invalid, or the mask allows no action.
+        It is validated against the space if ``check`` says so, or if its shape is another one. Unless the
+        episode is ``over``, the mask must allow an action.
         """
         try:
             row = observation if self._to_row is None else self._to_row(observation)
@@ -297,7 +237,7 @@ class BatchedEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None:
             mask = mask.reshape(self.num_envs).numpy()
-        observation = self._tensor(self.reset_arrays(mask))
+        observation = torch.tensor(self.reset_arrays(mask), dtype=self._tensor_dtype)
         flags = self.full_done_spec.zero()
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
@@ -310,37 +250,23 @@ class BatchedEnv(EnvBase):
             "done": torch.tensor(step.terminated | step.truncated),
         }
         following = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        following["observation"] = self._tensor(step.observation)
+        following["observation"] = torch.tensor(step.observation, dtype=self._tensor_dtype)
         return TensorDict(following, batch_size=self.batch_size)
-
-    def _tensor(self, observation: np.ndarray) -> torch.Tensor:
-        """Copy observations to a tensor, doubles where float32 would round numbers of the space."""
-        dtype = self.observation_spec_unbatched["observation"].dtype
-        return torch.tensor(observation, dtype=torch.float64 if self._is_wide else dtype)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds for the next full reset.
-
-        Args:
-            seeds: One seed per environment.
-        """
+        """Set the seeds for the next full reset, one per environment."""
         self._seeds_to_use = list(seeds)
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """Return the state of each environment for resuming its episode.
+        """Return N dictionaries of arrays and plain types, from which ``set_state`` restores the episodes.
 
-        Returns:
-            N dictionaries of arrays and plain types, or None if the state is not accessible.
+        None: the state is not accessible.
         """
         return None
-
-    def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states from :meth:`get_state`, instead of a first reset."""
-        raise AssertionError(f"{type(self).__name__} cannot restore a state")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the environments and stop their threads."""
@@ -385,11 +311,7 @@ def name_of(env: Any) -> str:
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:
-    """Check that each environment was made anew.
-
-    Raises:
-        ConfigError: Two of them are the same object.
-    """
+    """Raise a ConfigError if two environments are the same object."""
     bases = [env.unwrapped for env in envs]
     if len({id(base) for base in bases}) < len(bases):
         raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")

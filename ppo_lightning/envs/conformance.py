@@ -29,12 +29,7 @@ SEVERITIES = ("error", "warning", "note")
 
 
 class Examination(NamedTuple):
-    """Result of :func:`check_environment`.
-
-    Attributes:
-        findings: All findings, errors first.
-        rollout: Random play [N, T], None if it ended with an error.
-    """
+    """All findings of :func:`check_environment`, errors first, and its play [N, T] unless it failed."""
 
     findings: list[Finding]
     rollout: TensorDictBase | None = None

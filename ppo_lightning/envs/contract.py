@@ -31,23 +31,18 @@ def check_parts(answer: Any, call: str, count: int) -> Any:
 
 
 def check_step(answer: Any, num_envs: int | None = None) -> None:
-    """Raise a ConfigError unless ``step`` returned five parts: also numbers, flags and a dictionary.
-
-    A vectorized environment returns ``num_envs`` numbers and flags.
-    """
-    _, reward, terminated, truncated, info = check_parts(answer, "step", 5)
+    """Raise a ConfigError unless ``step`` returned numbers, or ``num_envs`` of each, and an info."""
+    _, *numbers, info = check_parts(answer, "step", 5)
     kind = "a number or flag" if num_envs is None else f"{num_envs} numbers or flags"
-    parts = (
-        ("the reward", reward, kind, _is_number(reward, num_envs)),
-        ("terminated", terminated, kind, _is_number(terminated, num_envs)),
-        ("truncated", truncated, kind, _is_number(truncated, num_envs)),
-        ("the info", info, "a dictionary", isinstance(info, Mapping)),
-    )
-    for name, value, kind, is_right in parts:
-        if not is_right:
-            several = name == "the reward" and num_envs is None and _as_array(value).size > 1
-            hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
-            raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
+    wrong = [
+        (name, value, kind)
+        for name, value in zip(("the reward", "terminated", "truncated"), numbers, strict=True)
+        if not _is_number(value, num_envs)
+    ]
+    if not isinstance(info, Mapping):
+        wrong.append(("the info", info, "a dictionary"))
+    for name, value, kind in wrong:
+        raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there.")
 
 
 def _is_number(value: Any, num_envs: int | None) -> bool:
@@ -61,15 +56,7 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     """Check that an observation has the parts and shapes of its space, ignoring axes of length 1.
 
     Values outside the bounds of a ``Box`` are accepted, because many environments declare rough bounds, but
-    not fractions where the space has integers: they would be cut off.
-
-    Args:
-        value: The observation, or a part of it.
-        space: Space of the observation or the part.
-        name: Name of the value in error messages.
-
-    Raises:
-        ConfigError: A part does not match its space. The message names the part.
+    not fractions where the space has integers: they would be cut off. A ConfigError has the ``name``.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         is_dict = isinstance(space, spaces.Dict)
@@ -80,9 +67,7 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
             kind = f"tuple of {len(space.spaces)}"
             has_parts = isinstance(value, tuple | list | np.ndarray) and len(value) == len(space.spaces)
         if not has_parts:
-            raise ConfigError(
-                f"the {name} is {describe(value)} and must be a {kind}, as in observation_space."
-            )
+            raise ConfigError(f"the {name} is {describe(value)} and must be a {kind}.")
         for key, part in entries(space):
             place: Any = key if is_dict else int(key)
             check_observation(value[place], part, f"{name}[{place!r}]")
@@ -92,32 +77,21 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     fits = array.shape == shape or array.squeeze().shape == tuple(length for length in shape if length != 1)
     if array.dtype.kind not in "biuf" or not fits:
         raise ConfigError(
-            f"the {name} is {describe(value)} and must be an array of numbers of shape {shape}, as in"
-            " observation_space."
+            f"the {name} is {describe(value)} and must be an array of numbers of shape {shape}."
         )
     has_integers = array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer)
     if has_integers and (array != np.trunc(array)).any():
-        raise ConfigError(
-            f"the {name} has fractions, and its space has the dtype {space.dtype}: declare a Box of dtype"
-            " float32."
-        )
+        raise ConfigError(f"the {name} has fractions, and its space {space.dtype}: declare a Box of float32.")
 
 
 def store(target: np.ndarray, rows: Any) -> None:
-    """Assign observations to an array of the type of their space.
-
-    Raises:
-        ConfigError: An integer does not fit the type: NumPy would take the remainder.
-    """
+    """Assign observations to an array of the type of their space, or refuse integers that do not fit."""
     target[:] = rows
     values = np.asarray(rows)
     if np.can_cast(values.dtype, target.dtype, casting_to(target.dtype)):
         return
     if len(lost := np.extract(target != values, np.broadcast_to(values, target.shape))):
-        raise ConfigError(
-            f"the observation has the value {lost[0]}, which {target.dtype}, the dtype of its space, cannot"
-            " hold: declare another one."
-        )
+        raise ConfigError(f"the observation has the value {lost[0]}, which its space ({target.dtype}) lacks.")
 
 
 def casting_to(dtype: np.dtype) -> Any:
@@ -132,14 +106,7 @@ def require_action(allowed: bool) -> None:
 
 
 def require_known(env_id: str, known: Collection[str], what: str, remedy: str) -> None:
-    """Raise a ConfigError unless an id is known, with the nearest known one.
-
-    Args:
-        env_id: The id.
-        known: The known ids.
-        what: What the id must be, as the end of a sentence.
-        remedy: How to find the known ones, if none is near.
-    """
+    """Raise a ConfigError unless an id is known, with the nearest known one, or how to find these."""
     if env_id not in known:
         hint = nearest(env_id, known) or f": {remedy}."
         raise ConfigError(f"env_id {env_id!r} is not {what}{hint}")
@@ -147,10 +114,7 @@ def require_known(env_id: str, known: Collection[str], what: str, remedy: str) -
 
 @contextlib.contextmanager
 def fitting(env_id: str, env_kwargs: Mapping[str, Any], *errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of a constructor into one that names ``data.env_kwargs``.
-
-    An error from inside a constructor without arguments is its own.
-    """
+    """Turn errors of a constructor that gets arguments into one that names ``data.env_kwargs``."""
     try:
         yield
     except errors as error:
@@ -208,19 +172,8 @@ def reraise(error: BaseException, where: str, call: str, step: int = 0, answer: 
     """Re-raise an error of ``reset`` or ``step`` with the name of the environment.
 
     The error keeps its type and its traceback, and gets a note. ``SystemExit`` becomes a ``RuntimeError``:
-    otherwise the process would end with exit code 0, like a complete run.
-
-    Args:
-        error: The error.
-        where: Id and index of the environment.
-        call: ``reset`` or ``step``.
-        step: Number of the step.
-        answer: What ``step`` returned, if it did. A fault in it may be the reason of the error.
-
-    Raises:
-        ConfigError: A check of the return value failed.
-        RuntimeError: The environment raised ``SystemExit`` or ``StopIteration``, which callers would
-            misinterpret.
+    otherwise the process would end with exit code 0, like a complete run. So does ``StopIteration``. A fault
+    in the ``answer`` that ``step`` returned may be the reason of the error, and becomes a ConfigError.
     """
     try:
         if answer is not ...:

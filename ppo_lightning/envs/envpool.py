@@ -15,6 +15,7 @@ from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
 from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.utils.arguments import require_options
 from ppo_lightning.utils.threads import threads_of
 
@@ -37,8 +38,7 @@ class EnvPoolEnv(BatchedEnv):
         **env_kwargs: Arguments of ``envpool.make``, including ``max_episode_steps``.
 
     Raises:
-        ConfigError: The environment does not exist, or the package ``envpool`` is missing. Also raised for a
-            MiniGrid view that EnvPool does not support.
+        ConfigError: The environment does not exist, or the package ``envpool`` is missing.
 
     Example:
         >>> env = EnvPoolEnv("Pendulum-v1", [1, 2], num_threads=1)
@@ -54,19 +54,14 @@ class EnvPoolEnv(BatchedEnv):
             env_id, envpool.list_all_envs(), "an environment of EnvPool", "envpool.list_all_envs() lists them"
         )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
-            raise ConfigError(
-                "data.env_kwargs.agent_view_size must be at least 7, because EnvPool writes out of bounds"
-                " with a smaller view (version 1.2.5 aborts): use the package minigrid, with env_id"
-                " minigrid:MiniGrid-... and data.backend gymnasium."
-            )
+            # EnvPool 1.2.5 writes out of bounds and aborts.
+            raise ConfigError("agent_view_size must be at least 7 in EnvPool: use the package minigrid.")
         self._make = envpool_maker(env_id, num_threads, env_kwargs)
         self.envs = self._make(seeds)
         space = self.envs.observation_space
-        has_parts = isinstance(space, spaces.Dict)
-        if has_parts:
+        if isinstance(space, spaces.Dict):
             space = spaces.Dict({key: space[key] for key in sorted(space)})
         super().__init__(space, self.envs.action_space, seeds)
-        self._keys = list(self.unjoined_space) if has_parts else None
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 
@@ -78,43 +73,31 @@ class EnvPoolEnv(BatchedEnv):
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset explicitly."""
         if mask is None:
-            self._observation = self._flat(self.envs.reset()[0])
+            self._observation = self._rows(*self.envs.reset())
             return self._observation
         observation, info = self.envs.reset(np.flatnonzero(mask))
-        self._observation[info["env_id"]] = self._flat(observation)
+        self._observation[info["env_id"]] = self._rows(observation, info)
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> Step:
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
-        self._observation = self._flat(observation)
+        self._observation = self._rows(observation, info)
         self.infos["all"] = info
         if self._limit is not None:  # some environments (Catch) ignore their time limit
             truncated = truncated | (info["elapsed_step"] >= self._limit)
         return Step(self._observation, reward, terminated, truncated, terminated | truncated)
 
-    def _flat(self, observation: Any) -> np.ndarray:
-        if self._keys is None:
-            is_box = isinstance(self.spaces[0], spaces.Box)
-            return observation if is_box else observation.reshape(len(observation), -1)
-        parts = [observation[key].reshape(len(observation[key]), -1) for key in self._keys]
-        return np.concatenate(parts, axis=1)
+    def _rows(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
+        if self._to_row is None:
+            return observation
+        return to_row(self.unjoined_space, observation, (len(info["env_id"]),))
 
 
 def make(board_game: Callable[..., Any], env_id: str, copies: Copies, /, **env_kwargs: Any) -> Any:
-    """Make copies of an environment for the backend ``envpool``.
+    """Make copies of an environment or an Atari game, or by ``board_game``, for the backend ``envpool``.
 
     EnvPool does not render: environments that must render are those of Gymnasium with the same ids.
-
-    Args:
-        board_game: Makes the copies of a game of several players.
-        env_id: EnvPool's id, or the id of an Atari game.
-        copies: The copies.
-        **env_kwargs: As for :class:`EnvPoolEnv`, or options of
-            :class:`~ppo_lightning.envs.atari.AtariEnv`.
-
-    Raises:
-        ConfigError: As for these classes.
     """
     env_id = full_id(env_id)
     if is_board_game(env_id):

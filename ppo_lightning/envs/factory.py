@@ -1,5 +1,6 @@
 """Factories that turn an id or a function into N environments that step together."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,18 +120,21 @@ class EnvFactory:
         """
         is_maker = not isinstance(self.env_id, str)
         if is_maker and self.backend not in ("gymnasium", "pettingzoo"):
-            raise ConfigError(
-                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
-            )
+            raise ConfigError(f"env_id is a function: data.backend {self.backend!r} must be 'gymnasium'.")
         make: Make = make_by_function if is_maker and self.backend == "gymnasium" else _adapter(self.backend)
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
         singles: Callable[..., BatchedEnv] = in_process
         if num_workers:
-            from ppo_lightning.envs.workers import in_workers
+            from ppo_lightning.envs.workers import Worker, WorkerEnv
 
-            singles = in_workers(num_workers, self.worker_backend, self.step_timeout)
+            worker: type[Worker] = Worker
+            if self.worker_backend == "ray":
+                from ppo_lightning.envs.workers.ray import RayWorker
+
+                worker = RayWorker
+            singles = functools.partial(WorkerEnv, num_workers, worker, self.step_timeout)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         copies = Copies(seeds, first_env, stream, render, bool(self.transforms), singles)
         try:
@@ -155,11 +159,8 @@ class EnvFactory:
         Raises:
             ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
         """
-        env = self.make(stream="eval")
-        try:
+        with contextlib.closing(self.make(stream="eval")) as env:
             return specs_of(env)
-        finally:
-            env.close()
 
     def time_limit(self, env: Any) -> int | None:
         """Return the known time limit of environments from :meth:`make`, steps, or None."""
@@ -179,17 +180,14 @@ class EnvFactory:
             remedy = "the function should take num_envs"
             if players > 1:
                 remedy = f"set data.num_envs to a multiple of the {players} players of a game"
-            raise ConfigError(
-                f"env_id makes environments of batch size {list(env.batch_size)}, and [{num_envs}] is needed"
-                f" on each rank: {remedy}."
-            )
+            sizes = f"batch size {list(env.batch_size)}, and [{num_envs}] is needed on each rank"
+            raise ConfigError(f"env_id makes environments of {sizes}: {remedy}.")
         if self.num_workers:
             from ppo_lightning.envs.workers import WorkerEnv
 
             if not isinstance(env, GymnasiumEnv | WorkerEnv):
                 raise ConfigError(
-                    f"data.num_workers is {self.num_workers} and must be 0 for {type(env).__name__}: workers"
-                    " step single environments of the backend 'gymnasium'."
+                    f"data.num_workers must be 0 for {type(env).__name__}: workers step single environments."
                 )
 
     def _try(self, env: BatchedEnv) -> None:
@@ -225,10 +223,7 @@ def make_env(
     env = EnvFactory(env_id, backend, env_kwargs or {}).make(num_envs, seed, first_env, stream)
     if not isinstance(env, BatchedEnv):
         env.close()
-        raise ConfigError(
-            f"make_env makes environments that take arrays, and env_id makes a {type(env).__name__}: call"
-            " EnvFactory(env_id, backend).make(num_envs, seed)."
-        )
+        raise ConfigError(f"env_id makes a {type(env).__name__}: call EnvFactory(env_id, backend).make().")
     return env
 
 
@@ -237,7 +232,5 @@ def require_maker(env_id: Any) -> None:
     is_env = isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase)
     if is_env or not (isinstance(env_id, str) or callable(env_id)):
         what = f"an environment ({type(env_id).__name__})" if is_env else repr(env_id)
-        raise ConfigError(
-            f"data.env_id is {what}: give an environment's id, or a function that makes a new environment at"
-            " each call, as in env_id=lambda: gymnasium.make('CartPole-v1')."
-        )
+        remedy = "give an id, or a function that makes a new environment, as in lambda: gymnasium.make(id)"
+        raise ConfigError(f"data.env_id is {what}: {remedy}.")

@@ -18,17 +18,7 @@ from ppo_lightning.utils.arguments import copying, parameters_of
 
 
 def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    """Make copies of an environment by a function, for the backend ``gymnasium``.
-
-    Args:
-        function: Makes a new environment of Gymnasium, TorchRL or PettingZoo, or a new ``VectorEnv``, at each
-            call. If it has the parameters ``num_envs``, ``seed``, ``seeds`` or ``first_env``, it gets them.
-        copies: The copies.
-        **env_kwargs: Arguments of the function, and ``max_restarts`` of single environments.
-
-    Raises:
-        ConfigError: The arguments do not fit, or the function returns another type.
-    """
+    """Make copies of an environment by the function of :class:`~ppo_lightning.envs.factory.EnvFactory`."""
     seeds, first_env = copies.seeds, copies.first_env
     known = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}
     parameters = parameters_of(function)
@@ -40,10 +30,7 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     make_one = copying(functools.partial(_call, function), wanted | env_kwargs)
     env = make_one()
     if max_restarts and not isinstance(env, gymnasium.Env):
-        raise ConfigError(
-            f"data.env_kwargs.max_restarts does not work with a {type(env).__name__}: it is for Gymnasium"
-            " environments that are stepped one by one."
-        )
+        raise ConfigError(f"data.env_kwargs.max_restarts does not work with a {type(env).__name__}.")
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorEnv(env, seeds)
     if "pettingzoo" in sys.modules:
@@ -60,8 +47,7 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
         return env
     if len(seeds) > 1 and wanted.keys() & {"seed", "seeds"}:
         warnings.warn(
-            "env_id makes one environment at each call, and gets the same seed each time: leave the parameter"
-            " out, reset(seed=...) gets a seed of its own.",
+            "env_id gets the same seed each time: leave the parameter out, reset(seed=...) gets another.",
             stacklevel=2,
         )
     return copies.singles(begin_with(env, make_one), seeds, first_env, copies.keeps_infos, max_restarts)
@@ -71,9 +57,7 @@ def _call(function: Callable[..., Any], /, **env_kwargs: Any) -> Any:
     try:
         inspect.signature(function).bind(**env_kwargs)
     except TypeError as error:
-        raise ConfigError(
-            f"env_id must be callable with data.env_kwargs as its arguments: {error}."
-        ) from error
+        raise ConfigError(f"env_id must be callable with data.env_kwargs: {error}.") from error
     except ValueError:  # builtins have no signature
         pass
     try:

@@ -43,9 +43,6 @@ class Rows(list[Any]):
 class GymnasiumEnv(BatchedEnv):
     """N copies of a Gymnasium environment.
 
-    The class loops over the environments. Gymnasium's ``SyncVectorEnv`` needs 30 microseconds more per step
-    of HalfCheetah, because it gathers ``info`` dictionaries that this package does not read.
-
     A dictionary or tuple of observations or actions becomes one row, in the order of its space. This order is
     alphabetical unless the environment built its space from an ``OrderedDict``. An environment with a method
     ``action_masks()``, or with an ``action_mask`` in its ``info``, gets an entry ``action_mask`` in its
@@ -87,11 +84,9 @@ class GymnasiumEnv(BatchedEnv):
         self.envs = [make() for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
-                name = f"{type(env).__module__}.{type(env).__qualname__}".removeprefix("builtins.")
                 raise ConfigError(
-                    f"env_id makes a {name}: it must make a Gymnasium environment, a vectorized environment"
-                    " of Gymnasium or a TorchRL environment. Wrap another one in a gymnasium.Env; the package"
-                    " shimmy has wrappers for gym, dm_env and OpenSpiel."
+                    f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, VectorEnv or"
+                    " a TorchRL environment. Wrap another one in a gymnasium.Env (package shimmy)."
                 )
         self._first_env = first_env
         first = self.envs[0]
@@ -227,9 +222,7 @@ class GymnasiumEnv(BatchedEnv):
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)
         elif check and self._lacks_mask and MASK in info:
-            raise ConfigError(
-                f"the info of step() has an {MASK}, and that of reset() lacks it: add it there."
-            )
+            raise ConfigError(f"the info of step() has an {MASK}, and that of reset() lacks it.")
         dtype = value.dtype if isinstance(value, np.ndarray) else None
         differs = self._to_row is None and dtype is not self._dtype
         self._write(self._observation, i, value, over, check or differs)
@@ -259,11 +252,7 @@ def in_process(
     keeps_infos: bool = False,
     max_restarts: Annotated[int, Range(0)] = 0,
 ) -> GymnasiumEnv:
-    """Make environments that this process steps, and makes anew if they fail.
-
-    The arguments are those of :class:`GymnasiumEnv` and
-    :class:`~ppo_lightning.envs.restarts.RestartOnFailure`.
-    """
+    """Make a :class:`GymnasiumEnv` whose environments are made anew if they fail."""
     check_arguments(in_process, locals(), "data.env_kwargs")
     if not max_restarts:
         return GymnasiumEnv(env_id, seeds, first_env, keeps_infos)
@@ -275,16 +264,10 @@ def in_process(
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
-    """Make copies of an environment for the backend ``gymnasium``.
+    """Make copies of an environment or of an Atari game for the backend ``gymnasium``.
 
-    Args:
-        env_id: Gymnasium's id, or the id of an Atari game.
-        copies: The copies.
-        **env_kwargs: Arguments of ``gymnasium.make``, and ``max_restarts``, see :func:`in_process`. For an
-            Atari game, those of :class:`~ppo_lightning.envs.atari.AtariEnv`.
-
-    Raises:
-        ConfigError: As for :class:`GymnasiumEnv` and :class:`~ppo_lightning.envs.atari.AtariEnv`.
+    ``env_kwargs`` are those of ``gymnasium.make`` and ``max_restarts``, or of
+    :class:`~ppo_lightning.envs.atari.AtariEnv`.
     """
     env_id = full_id(env_id)
     if is_atari(env_id):
@@ -300,15 +283,7 @@ def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
 
 
 def make_registered(env_id: str, /, **env_kwargs: Any) -> gymnasium.Env:
-    """Make an environment from Gymnasium's registry.
-
-    Args:
-        env_id: Id of the environment.
-        **env_kwargs: Arguments of ``gymnasium.make``.
-
-    Raises:
-        ConfigError: The id is not registered, or the environment cannot be created.
-    """
+    """Make an environment from Gymnasium's registry."""
     if env_id.startswith("dm_control/"):
         if "quadruped-escape" in env_id and sys.platform == "linux" and "DISPLAY" not in os.environ:
             os.environ.setdefault("MUJOCO_GL", "egl")  # its reset loads the terrain into a renderer

@@ -13,8 +13,8 @@ from ppo_lightning.errors import ConfigError, first_line, import_extra
 class JaxEnv(TensorEnv):
     """N copies of an environment of Brax or MuJoCo Playground, on JAX's default device.
 
-    Steps and resets are compiled by JAX. Arrays and tensors share memory (DLPack). An episode's initial state
-    depends on the seed of its environment and on the number of the episode, and on nothing else.
+    Arrays and tensors share memory (DLPack). An episode's initial state depends on the seed of its
+    environment and on the number of the episode, and on nothing else.
 
     Args:
         env: An environment without wrappers, with the functions ``reset(key)`` and ``step(state, action)``.
@@ -130,10 +130,7 @@ def make_playground(
     try:
         from mujoco_playground import registry
     except ImportError as error:
-        raise ConfigError(
-            f"MuJoCo Playground is missing ({first_line(error)}): pip install playground, in an environment"
-            " of its own."
-        ) from error
+        raise ConfigError(f"Playground is missing ({first_line(error)}): pip install playground.") from error
     env = registry.load(task, config_overrides=config or None)
     limit = registry.get_default_config(task).episode_length
     return JaxEnv(env, seeds, max_episode_steps or limit)

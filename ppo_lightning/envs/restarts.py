@@ -19,8 +19,7 @@ class RestartOnFailure(gymnasium.Wrapper):
     """Wrapper that makes an environment anew if a step fails, which truncates the episode.
 
     A step fails if it raises an exception, or returns a non-finite observation or reward. It then returns the
-    last observation, the reward 0 and ``truncated``. The next episode is one of a new environment. Errors in
-    ``reset`` are raised.
+    last observation, the reward 0 and ``truncated``. Errors in ``reset`` are raised.
 
     Args:
         make: Makes a new environment at each call.

@@ -13,26 +13,14 @@ from ppo_lightning.spaces.specs import MASK, stored
 
 
 class Specs(NamedTuple):
-    """Specs of one environment, part by part.
-
-    Attributes:
-        observation: Spec of the observations.
-        action: Spec of the actions.
-    """
+    """Specs of one environment, part by part."""
 
     observation: TensorSpec
     action: TensorSpec
 
 
 def specs_of(env: EnvBase) -> Specs:
-    """Return the specs of one environment of a batch.
-
-    Args:
-        env: A batch of environments.
-
-    Raises:
-        ConfigError: The environment has no ``observation``, or transforms would hide a part of its spaces.
-    """
+    """Return the specs of one environment of a batch."""
     if isinstance(env, BatchedEnv | TensorEnv):
         return Specs(*env.agent_specs)
     spec = env.observation_spec_unbatched
@@ -51,13 +39,11 @@ def specs_of(env: EnvBase) -> Specs:
             or any(name.startswith(PRIVILEGED) for name in sizes)
         )
     if has_parts or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
-        raise ConfigError(
-            "Discrete observations, observations and actions of several parts and an action_mask need a"
-            " Gymnasium environment without data.transforms: elsewhere they would be ignored."
-        )
+        needed = "need a Gymnasium environment without data.transforms, which would ignore them"
+        raise ConfigError(f"Discrete observations, spaces of several parts and an action_mask {needed}.")
     if "observation" not in spec:
         raise ConfigError(
-            f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation',"
-            " which data.transforms can make, as CatTensors(keys, 'observation', del_keys=False) does."
+            f"env_id makes the keys {list(spec.keys())}: it needs 'observation', which a transform can"
+            " make, as CatTensors(keys, 'observation', del_keys=False) does."
         )
     return Specs(spec["observation"], env.action_spec_unbatched)

@@ -20,11 +20,7 @@ Row = dict[str, Any]
 
 
 def read_state(env: gymnasium.Env) -> Row | None:
-    """Return the state of an environment, its wrappers and its random generator.
-
-    Returns:
-        The state by name, or None if a part of the state may be hidden.
-    """
+    """Return the state of environment, wrappers and generator by name, None if a part may be hidden."""
     inner = env.unwrapped
     wrappers = {type(layer).__name__ for layer in _layers(env)}
     if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
@@ -42,12 +38,7 @@ def read_state(env: gymnasium.Env) -> Row | None:
 
 
 def restore_state(env: gymnasium.Env, state: Row) -> None:
-    """Restore the state from :func:`read_state`.
-
-    Args:
-        env: A new environment of the same kind.
-        state: The state.
-    """
+    """Restore the state from :func:`read_state` in a new environment of the same kind."""
     env.reset()
     inner: Any = env.unwrapped
     for key, value in state.items():
@@ -114,18 +105,7 @@ def from_plain(value: Any) -> Any:
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
-    """Stack the states of N environments into one dictionary.
-
-    Args:
-        rows: N states with the same names.
-
-    Returns:
-        Stacked tensors where the shapes agree, and lists otherwise.
-
-    Example:
-        >>> to_columns([{"steps": 1}, {"steps": 5}])
-        {'steps': [1, 5]}
-    """
+    """Stack N states with the same names: to tensors where the shapes agree, and to lists otherwise."""
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in next(iter(rows), ())}
     for name, values in columns.items():
         if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):

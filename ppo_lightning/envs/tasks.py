@@ -1,8 +1,4 @@
-"""Small test tasks with hidden velocities or masked actions.
-
-Importing this module registers the tasks. An id such as ``ppo_lightning.envs.tasks:CartPoleMasked-v0``
-imports it.
-"""
+"""Small test tasks, with ids such as ``ppo_lightning.envs.tasks:CartPoleMasked-v0``, which import them."""
 
 from typing import Any
 
@@ -15,9 +11,6 @@ from ppo_lightning.errors import import_extra
 
 class MaskedVelocity(gymnasium.ObservationWrapper):
     """CartPole without velocities, so that one observation is not enough to balance the pole.
-
-    Args:
-        env: A CartPole environment.
 
     Example:
         >>> MaskedVelocity(gymnasium.make("CartPole-v1")).observation_space.shape
@@ -84,9 +77,6 @@ class Locks(gymnasium.Env):
 
 class GoalReward(gymnasium.Wrapper):
     """Reward of 1 at the termination of an episode, and 0 at all other steps.
-
-    Args:
-        env: An environment whose episodes terminate at the goal only.
 
     Example:
         >>> env = GoalReward(gymnasium.make("MountainCar-v0"))

@@ -89,8 +89,7 @@ class TensorEnv(EnvBase):
         joined = join_vectors(observation_space)
         if isinstance(joined, spaces.Dict | spaces.Tuple):
             raise ConfigError(
-                f"The observation space {observation_space} is not supported on a device: it must be a Box"
-                " or a dictionary of float vectors."
+                f"{observation_space} must be a Box or a dictionary of float vectors on a device."
             )
         # What agents are built from: the specs of TorchRL lose the names of the entries.
         self.agent_specs = spec_from_space(joined), spec_from_space(action_space)
@@ -115,11 +114,7 @@ class TensorEnv(EnvBase):
 
     @abstractmethod
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Step every environment once.
-
-        Args:
-            action: Actions inside their bounds, [N, ...].
-        """
+        """Step every environment once, with actions inside their bounds, [N, ...]."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -156,11 +151,7 @@ class TensorEnv(EnvBase):
         return TensorDict(copies, batch_size=self.batch_size, device=self.device)
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds for the next full reset. A subclass without randomness has nothing to do.
-
-        Args:
-            seeds: One seed per environment.
-        """
+        """Set the seeds for the next full reset, one per environment. Without randomness, this is nothing."""
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -168,10 +159,7 @@ class TensorEnv(EnvBase):
 
 
 class FunctionalEnv(TensorEnv):
-    """A :class:`TensorEnv` whose steps are functions of its state: a rollout can be one compiled graph.
-
-    The arguments are those of :class:`TensorEnv`.
-    """
+    """A :class:`TensorEnv` whose steps are functions of its state: a rollout can be one compiled graph."""
 
     state: State  # tensors [N, ...]
 

@@ -23,16 +23,13 @@ from ppo_lightning.utils.arguments import require_options
 class Task(NamedTuple):
     """Dynamics of N copies of a task.
 
-    Attributes:
-        high: Upper bounds of the initial state, one per number. The lower bounds are their negatives.
-        step: Returns next states [N, S], rewards [N] and terminations [N] bool for states [N, S] float64 and
-            actions, [N] int64 or [N, 1] floats inside their bounds.
-        observe: Returns observations [N, ...] of states.
+    ``step`` returns next states [N, S], rewards [N] and terminations [N] bool for states [N, S] float64 and
+    actions, [N] int64 or [N, 1] floats inside their bounds.
     """
 
-    high: tuple[float, ...]
+    high: tuple[float, ...]  # upper bounds of the initial state; the lower bounds are their negatives
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    observe: Callable[[Tensor], Tensor]
+    observe: Callable[[Tensor], Tensor]  # returns observations [N, ...] of states
 
 
 def step_cartpole(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,9 +107,7 @@ class TorchEnv(FunctionalEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         if env_id not in TASKS:
-            raise ConfigError(
-                f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'."
-            )
+            raise ConfigError(f"backend torch has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'.")
         with gymnasium.make(env_id) as single:
             super().__init__(single.observation_space, single.action_space, len(seeds), device)
             default: Any = single.spec
@@ -167,16 +162,7 @@ class TorchEnv(FunctionalEnv):
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    """Make copies of a task for the backend ``torch``. Those that must render are Gymnasium's.
-
-    Args:
-        env_id: A key of ``TASKS``.
-        copies: The copies.
-        **env_kwargs: Options of :class:`TorchEnv`.
-
-    Raises:
-        ConfigError: The id or an option does not exist.
-    """
+    """Make copies of a task for the backend ``torch``. Those that must render are Gymnasium's."""
     require_options(TorchEnv, f"{env_id} with data.backend 'torch'", env_kwargs)
     if copies.render:
         env_kwargs.pop("device", None)

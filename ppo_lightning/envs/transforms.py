@@ -18,11 +18,7 @@ def transform(env: EnvBase, transforms: Iterable[Transform]) -> TransformedEnv:
 
 
 def try_transforms(transforms: Iterable[Transform], env: EnvBase) -> None:
-    """Step environments, which are then closed, with one transform more at a time.
-
-    Raises:
-        ConfigError: A transform does not work.
-    """
+    """Step environments, which are then closed, with one transform more at a time."""
     transforms = [*single(transforms)]
     with isolated(), contextlib.closing(env):
         specs_of(transform(env, []))  # refuses masks, which random actions would break

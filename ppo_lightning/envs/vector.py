@@ -72,6 +72,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self.resets_late = _resets_late(envs, self._name)
+        if self.resets_late:
+            self.untransformable = "a vectorized environment that resets late: use AutoresetMode.DISABLED."
         super().__init__(envs.single_observation_space, actions_of(envs, "single_action_space"), seeds)
         self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
@@ -79,10 +81,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._step_numbers = itertools.count(1)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset and validate, see :meth:`BatchedEnv.reset_arrays`.
-
-        With ``resets_late``, a mask has no effect: the next step resets these environments.
-        """
+        """Reset and validate. With ``resets_late``, a mask has no effect: the next step resets."""
         if mask is None:
             try:
                 observation, info = check_parts(self._reset_all(), "reset", 2)
@@ -121,8 +120,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         # A wrapper may transform the other observations again, for example with new statistics.
         if self.envs.unwrapped is self.envs and not np.array_equal(self._observation[~mask], previous):
             raise ConfigError(
-                f"{self._name}: reset(options={{'reset_mask': mask}}) changed observations outside of the"
-                " mask: with AutoresetMode.DISABLED it must reset the environments of the mask only."
+                f"{self._name}: reset with reset_mask changed observations outside of the mask."
             )
         self._observation[~mask] = previous
 
@@ -142,10 +140,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             if self.resets_late:  # where an episode ended before this step, it only resets
                 self.valid = ~self._done
                 if (self._done & done).any():
-                    raise ConfigError(
-                        "an episode ended at the step that resets the environment:"
-                        f" metadata[{MODE!r}] may be wrong."
-                    )
+                    raise ConfigError(f"an episode ended at the step that resets it: is {MODE!r} right?")
                 reward = np.where(self.valid, reward, 0)
             self._store(observation, done, check=number == 1)
         except (Exception, SystemExit) as error:
@@ -154,16 +149,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         return Step(self._observation, reward, terminated, truncated, done)
 
     def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
-        """Write observations to the rows.
-
-        Args:
-            observation: Observations of all environments, as the environment returned them.
-            done: Where episodes ended: there the mask is not used, [N] bool.
-            check: Validate the observations against the space.
-
-        Raises:
-            ConfigError: The observations are invalid, or a mask allows no action.
-        """
+        """Write observations to the rows. Where an episode is ``done`` [N], the mask may allow no action."""
         try:
             if self._to_row is None:
                 rows = np.asarray(observation)
@@ -202,10 +188,8 @@ def _resets_late(envs: VectorEnv, name: str) -> bool:
     except ValueError:
         mode = repr(mode)
     if mode not in (AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP):
-        raise ConfigError(
-            f"{name} has the metadata[{MODE!r}] {mode}: make it with gymnasium.vector.AutoresetMode.DISABLED"
-            " or NEXT_STEP, which keep the final observation."
-        )
+        remedy = "make it with AutoresetMode.DISABLED or NEXT_STEP, which keep the final observation"
+        raise ConfigError(f"{name} has the metadata[{MODE!r}] {mode}: {remedy}.")
     # Wrappers and subclasses may keep a state of their own, which a reset by mask does not reach. Workers
     # without shared memory reset twice.
     is_sync = type(envs) is SyncVectorEnv
@@ -216,13 +200,7 @@ def _resets_late(envs: VectorEnv, name: str) -> bool:
 class CartPoleEnv(GymnasiumVectorEnv):
     """N copies of CartPole with episodes bit-identical to those of N single environments.
 
-    Gymnasium's class draws all initial states from one generator and resets at the step after an episode end,
-    which would count for nothing. Here each copy has a generator of its own, seeded and used as in a single
-    environment, and the caller resets by mask.
-
-    Args:
-        envs: Gymnasium's vectorized environment.
-        seeds: One seed per environment.
+    Gymnasium's class draws all initial states from one generator. Here each copy has a generator of its own.
 
     Example:
         >>> env = CartPoleEnv(gymnasium.make_vec("CartPole-v1", 3, "vector_entry_point"), [1, 2, 3])
@@ -236,7 +214,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
     def __init__(self, envs: VectorEnv, seeds: list[int]) -> None:
         super().__init__(envs, seeds)
         self.envs = envs.unwrapped
-        self.resets_late, self.valid = False, None
+        self.resets_late, self.untransformable, self.valid = False, "", None
         self.envs.reset()
         self.reseed(seeds)
 
@@ -259,16 +237,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> GymnasiumVectorEnv:
-    """Make the vectorized environment that is registered for an id, for the backend ``vectorized``.
-
-    Args:
-        env_id: Id with a ``vector_entry_point``, optionally with a module to import.
-        copies: The copies.
-        **env_kwargs: Arguments of ``gymnasium.make_vec``.
-
-    Raises:
-        ConfigError: The id has no vectorized environment, or an option is wrong.
-    """
+    """Make the environment that is registered as ``vector_entry_point``, for the backend ``vectorized``."""
     if copies.render:
         env_kwargs["render_mode"] = "rgb_array"
     errors = (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error)

@@ -32,19 +32,10 @@ class GameEnv(BatchedEnv):
         return self.num_players
 
     def row_rewards(self, reward: np.ndarray, mover: np.ndarray) -> np.ndarray:
-        """Return the rewards whose sum is the return of a row, [T, N].
-
-        Args:
-            reward: Rewards of the players who acted, [T, N].
-            mover: The players who acted, [T, N].
-        """
+        """Return the rewards whose sum is the return of a row, of those of the players who acted, [T, N]."""
         return reward
 
     def by_player(self, episodes: Tensor) -> dict[str, Tensor]:
-        """Return the episodes of each player by the suffix of the metrics, without players who have none.
-
-        Args:
-            episodes: Return, length and row of each episode, [E, 3].
-        """
+        """Return the episodes (return, length and row) [E, 3] of each player by the suffix of the metrics."""
         player = episodes[:, 2] % self.num_players
         return {f"-player{i:.0f}": episodes[player == i] for i in player.unique().tolist()}

@@ -14,7 +14,7 @@ from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
 from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
-from ppo_lightning.utils.arguments import copying
+from ppo_lightning.utils.arguments import copying, require_options
 
 
 def make(env_id: Any, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
@@ -41,7 +41,7 @@ def make_games(
     /,
     **env_kwargs: Any,
 ) -> GameEnv:
-    """Make copies of a game of PettingZoo.
+    """Make copies of a game of PettingZoo, with one seed per row.
 
     Args:
         env_id: An id of PettingZoo's registry, such as ``atari/pong_v3`` or ``pong_v3``, a module with
@@ -49,13 +49,8 @@ def make_games(
             that makes a new game at each call.
         seeds: One seed per row.
         render: Make the first game able to render.
-        **env_kwargs: ``state`` for :class:`~ppo_lightning.games.pettingzoo.ParallelGamesEnv`,
-            ``opening_moves`` for :class:`~ppo_lightning.games.turn_based.TurnBasedGamesEnv`, and arguments of
-            the game. For Atari, options of :class:`~ppo_lightning.games.pettingzoo_atari.PettingZooAtari`.
-
-    Raises:
-        ConfigError: The game does not exist, a package is missing, an argument does not fit, or as for the
-            adapters.
+        **env_kwargs: ``state`` or ``opening_moves`` and arguments of the game, or options of
+            :class:`~ppo_lightning.games.pettingzoo_atari.PettingZooAtari`.
 
     Example:
         >>> make_games("mpe2/simple_spread_v3", [1, 2, 3], N=3).num_players
@@ -72,17 +67,15 @@ def make_games(
         function = functools.partial(import_pettingzoo().make, *found) if found else find_maker(env_id)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-    options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
+    options: dict[str, Any] = {
+        name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs
+    }
     make = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
     first = make()  # reveals the type
-    turn_based = isinstance(first, import_pettingzoo().AECEnv)
-    next_game = begin_with(first, make)
-    for other in options.keys() - {"opening_moves" if turn_based else "state"}:
-        kind = "act at once" if turn_based else "take turns"
-        raise ConfigError(f"data.env_kwargs.{other} is an option of games whose players {kind}.")
-    if turn_based:
-        return TurnBasedGamesEnv(next_game, seeds, **options)
-    return ParallelGamesEnv(next_game, seeds, **options)
+    takes_turns = isinstance(first, import_pettingzoo().AECEnv)
+    kind: Callable[..., GameEnv] = TurnBasedGamesEnv if takes_turns else ParallelGamesEnv
+    require_options(kind, str(env_id), options)
+    return kind(begin_with(first, make), seeds, **options)
 
 
 def is_game(env: Any) -> bool:
@@ -92,13 +85,9 @@ def is_game(env: Any) -> bool:
 
 
 def registered(env_id: str) -> tuple[str, str] | None:
-    """Find a game in PettingZoo's registry, which is empty before PettingZoo 1.27.
+    """Find a game in PettingZoo's registry: ``parallel``, or ``aec`` if the players take turns, and its id.
 
-    Args:
-        env_id: Id, with or without the namespace, or import path, with dots or slashes.
-
-    Returns:
-        ``parallel``, or ``aec`` if the players take turns, and the id.
+    The registry is empty before PettingZoo 1.27.
 
     Example:
         >>> registered("pettingzoo.atari.pong_v3"), registered("tictactoe_v3")
@@ -113,23 +102,14 @@ def registered(env_id: str) -> tuple[str, str] | None:
 
 
 def find_maker(env_id: str) -> Callable[..., Any]:
-    """Return the function ``parallel_env`` of a module, or ``env`` if its game is turn-based.
-
-    Args:
-        env_id: Import path of the module, with dots or slashes.
-
-    Raises:
-        ConfigError: The module or its package is missing, or has neither function.
-    """
+    """Return the function ``parallel_env`` of a module, or ``env`` if its game is turn-based."""
     path = env_id.replace("/", ".")
     import_pettingzoo("mpe2" if path.startswith("mpe2.") else "pettingzoo")
     try:
         module = importlib.import_module(path)
     except ImportError as error:
-        raise ConfigError(
-            f"env_id {env_id!r} cannot be imported ({first_line(error)}): write atari/pong_v3,"
-            " mpe2/simple_spread_v3 or the import path of a module with parallel_env or env."
-        ) from error
+        said = f"env_id {env_id!r} cannot be imported ({first_line(error)})"
+        raise ConfigError(f"{said}: write atari/pong_v3, mpe2/simple_spread_v3 or another module.") from error
     maker = getattr(module, "parallel_env", None) or getattr(module, "env", None)
     if maker is None:
         raise ConfigError(f"env_id {env_id!r} is a module without parallel_env and env.")

@@ -62,13 +62,11 @@ class ParallelGamesEnv(GameEnv):
             try:
                 space = spaces.Dict({**parts, STATE: first.state_space})
             except (NotImplementedError, AttributeError, TypeError) as error:
-                raise ConfigError(
-                    f"data.env_kwargs.state is true, and {self._name} has no state_space: set it to false."
-                ) from error
+                raise ConfigError(f"{self._name} has no state_space: set state to false.") from error
         self.envs = [first, *(make() for _ in range(num_games - 1))]
         require_distinct(self.envs, self._name)
         super().__init__(space, actions, seeds)
-        self._fresh = self.empty_rows()  # first observations of games that were just reset
+        self._fresh = np.zeros_like(self._observation)  # first observations of games that were just reset
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
@@ -76,10 +74,7 @@ class ParallelGamesEnv(GameEnv):
         self._checked = False  # whether the first step was validated
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset all games, or those that are over, see :meth:`BatchedEnv.reset_arrays`.
-
-        The row of a player who died in a running game keeps its observation.
-        """
+        """Reset all games, or those that are over. Who died in a running one keeps the observation."""
         seeds = self._take_seeds()
         for g in range(len(self.envs)):
             rows = self._rows(g)
@@ -108,10 +103,7 @@ class ParallelGamesEnv(GameEnv):
                     observation = self._with_state(observations[player], state)
                     self._write(self._fresh, row, observation, check=True)
                     if self._mask is None and MASK in infos.get(player, {}):
-                        raise ConfigError(
-                            f"the {MASK} of its info would be ignored: a wrapper can make it an entry of a"
-                            " dictionary of observations."
-                        )
+                        raise ConfigError(f"the {MASK} of its info must be an entry of the observations.")
         except (Exception, SystemExit) as error:
             reraise(error, f"{self._name}, game {g}", "reset")
 
@@ -152,10 +144,7 @@ class ParallelGamesEnv(GameEnv):
         for row, player in players:
             if self._alive[row]:
                 if not all(player in part for part in (rewards, terminated, truncated)):
-                    raise ConfigError(
-                        f"the player {player!r} left the game without a termination: step() must return its"
-                        " reward and both flags."
-                    )
+                    raise ConfigError(f"the player {player!r} left the game without a termination.")
                 step = rewards[player], terminated[player], truncated[player]
                 check_step((None, *step, {}))
                 for values, value in zip(self._results, (*step, step[1] or step[2]), strict=True):
@@ -184,9 +173,8 @@ def common_spaces(env: Any, players: Sequence[Any], name: str) -> tuple[spaces.S
         for other in others:
             if space_of(first) != space_of(other):
                 raise ConfigError(
-                    f"{name} has players with different spaces, which share parameters here: the {kind} space"
-                    f" of {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Pad the"
-                    " spaces with a wrapper."
+                    f"{name} has players with different spaces, which a wrapper can pad: the {kind} space of"
+                    f" {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}."
                 )
     return env.observation_space(first), env.action_space(first)
 

@@ -120,10 +120,7 @@ class PettingZooAtari(GameEnv):
                 ale.getScreenRGB(screens[frame % 2])
         self._frames[g] += frame + 1
         if not over and ale.allLives().min() < 0:
-            raise ConfigError(
-                f"{self.envs[g].metadata['name']}: a player lost the last life while the game continues:"
-                " the Atari environments need games that end for all players at once."
-            )
+            raise ConfigError(f"{self.envs[g].metadata['name']} does not end for all players at once.")
         self._add_picture(g)
         return over
 

@@ -44,20 +44,14 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
     if kind == "minimax" and depth.isdecimal() and int(depth) > 0:
         return minimax_player(env_id, int(depth))
     if not name.endswith(".ckpt"):
-        raise ConfigError(
-            f"The opponent {name!r} is unknown: give random, minimax:2 or a checkpoint (.ckpt)."
-        )
+        raise ConfigError(f"The opponent {name!r} is unknown: give random, minimax:2 or a .ckpt file.")
     agent = trained_agent(read_checkpoint(name))
     check_same_spaces(agent, env)
     return agent_player(agent)
 
 
 def agent_player(agent: Actor, deterministic: bool = False) -> Player:
-    """Return a player who acts with an agent, whose weights may change between games.
-
-    Raises:
-        ConfigError: The agent has a memory.
-    """
+    """Return a player who acts with an agent, whose weights may change between games."""
     if agent.memory is not None:
         raise ConfigError("An agent with a memory cannot play games: set model.agent.memory to null.")
 
@@ -78,9 +72,6 @@ def minimax_player(env_id: str, depth: int) -> Player:
     """Return a player who looks ahead by a number of moves and chooses at random among the best moves.
 
     The depth 1 sees wins, 2 also the opponent's wins. 9 plays TicTacToe perfectly.
-
-    Raises:
-        ConfigError: The game is not in ``BOARDS``.
     """
     if env_id not in BOARDS:
         raise ConfigError(f"minimax plays {' and '.join(BOARDS)}, not {env_id!r}: choose another opponent.")
@@ -103,21 +94,15 @@ def minimax_player(env_id: str, depth: int) -> Player:
 class Board(NamedTuple):
     """Rules of a game of stones in a row. Sets of stones are the bits of an integer.
 
-    Attributes:
-        rows: Number of rows, from top to bottom.
-        columns: Number of columns.
-        length: Number of stones in a row that wins.
-        falls: Whether a move names a column, in which the stone falls to the lowest free cell.
-
     Example:
         >>> Board(3, 3, 3, falls=False).wins(0b0111)
         True
     """
 
-    rows: int
+    rows: int  # from top to bottom
     columns: int
-    length: int
-    falls: bool
+    length: int  # number of stones in a row that wins
+    falls: bool  # whether a move names a column, in which the stone falls to the lowest free cell
 
     @property
     def cells(self) -> list[tuple[int, int]]:
@@ -154,11 +139,7 @@ BOARDS = {"TicTacToe-v1": Board(3, 3, 3, falls=False), "ConnectFour-v1": Board(6
 def values(board: Board, own: int, other: int, depth: int) -> dict[int, float]:
     """Return the value of each legal action for the player to move, from -1 (lost) to 1 (won).
 
-    Args:
-        board: Rules.
-        own: Stones of the player to move.
-        other: Stones of the opponent.
-        depth: Number of moves to look ahead. A position without result at this depth has value 0.
+    A position without result after ``depth`` moves has the value 0.
     """
     result = {}
     for action, cell in board.moves(own | other).items():

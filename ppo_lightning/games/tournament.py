@@ -41,18 +41,12 @@ class Rating(NamedTuple):
 
 
 def probe_game(factory: EnvFactory) -> GameEnv:
-    """Return a closed environment of a game, for its specs.
-
-    Raises:
-        ConfigError: The environment is not a game of two players.
-    """
+    """Return a closed environment of a game of two players, for its specs."""
     env = factory.make(2, stream="eval")
     env.close()
     if not isinstance(env, GameEnv) or env.num_players != 2:
-        raise ConfigError(
-            f"data.env_id is {factory.env_id!r}, which is not a game of two players: matches and ratings need"
-            " one. Set model.rating_games to 0, or use ppo_lightning.PPO."
-        )
+        what = f"data.env_id is {factory.env_id!r}, not a game of two players"
+        raise ConfigError(f"{what}: set model.rating_games to 0, or use ppo_lightning.PPO.")
     return env
 
 
@@ -111,11 +105,8 @@ def play_games(
             if done.any():
                 observation = np.array(env.reset_arrays(done))
         else:
-            warnings.warn(
-                f"{int((~over).sum())} rows have not ended after {MAX_STEPS} steps: their games count by the"
-                " rewards so far.",
-                stacklevel=2,
-            )
+            count = int((~over).sum())
+            warnings.warn(f"{count} rows have not ended and count by their rewards so far.", stacklevel=2)
         watch(env)
     margin = margin.round(6)  # 0.1 + 0.2 - 0.3 is a draw
     return Outcomes(int((margin > 0).sum()), int((margin == 0).sum()), int((margin < 0).sum()))
@@ -183,12 +174,7 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
 
 
 def _elo(sides: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the Elo ratings, [K].
-
-    Args:
-        sides: 1 for the first and -1 for the second player of each pair, 0 for the anchor, [P, K].
-        counts: Wins, draws and losses of each pair, [P, 3].
-    """
+    """Return the Elo ratings [K] from the ``sides`` [P, K] and ``counts`` [P, 3] of :func:`rate`."""
     games = counts.sum(1) + 1.0
     points = counts[:, 0] + 0.5 * counts[:, 1] + 0.5
     strength = np.zeros(sides.shape[1])  # logarithm of the odds against the anchor

@@ -26,16 +26,8 @@ class TurnBasedEnv(GameEnv):
     Each row is a game, seen by the player to move. The observation has the entries ``action_mask``, the legal
     moves, and the view of the player, flattened. The reward is that of the player who moved.
 
-    Args:
-        name: Name of the entry of the view.
-        view: Space of the flat view of a player.
-        num_actions: Number of actions.
-        seeds: One seed per game.
-        opening_moves: Each game starts with 0 to this number of random legal moves, whose steps do
-            not count. Without them, both players settle on a few lines of play.
-
-    Raises:
-        ConfigError: ``opening_moves`` is negative.
+    Each game starts with 0 to ``opening_moves`` random legal moves, whose steps do not count. Without them,
+    both players settle on a few lines of play. ``view`` is the space of the flat view of a player.
     """
 
     num_players = 2
@@ -213,7 +205,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         ((2, 91), [0, 0])
     """
 
-    def __init__(self, make: Callable[[], Any], seeds: list[int], /, opening_moves: int = 0) -> None:
+    def __init__(self, make: Callable[[], Any], seeds: list[int], /, *, opening_moves: int = 0) -> None:
         first = make()
         self._name = name_of(first)
         self._players = players_of(first)
@@ -222,10 +214,8 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         views, actions = common_spaces(first, self._players, self._name)
         has_mask = isinstance(views, spaces.Dict) and set(views) == {MASK, "observation"}
         if not has_mask or not isinstance(actions, spaces.Discrete):
-            raise ConfigError(
-                f"{self._name} needs discrete actions and observations with the entries {MASK!r} and"
-                f" 'observation': its spaces are {actions} and {views}."
-            )
+            needed = f"discrete actions and the observations {MASK!r} and 'observation'"
+            raise ConfigError(f"{self._name} needs {needed}: its spaces are {actions} and {views}.")
         self.envs = [first, *(make() for _ in seeds[1:])]
         require_distinct(self.envs, self._name)
         self._view = views["observation"]
@@ -265,10 +255,8 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         )
         is_zero_sum = abs(sum(rewards)) <= 1e-6 * max(map(abs, rewards))  # floats may not sum to 0 exactly
         if not is_zero_sum or len(set(zip(terminated, truncated, strict=True))) > 1:
-            raise ConfigError(
-                f"the rewards {rewards} of the two players must sum to 0, and the game must end for both at"
-                f" once: terminated {terminated}, truncated {truncated}."
-            )
+            flags = f"terminated {terminated}, truncated {truncated}"
+            raise ConfigError(f"the rewards {rewards} must sum to 0, and both players end at once: {flags}.")
         over = terminated[0] or truncated[0]
         step = rewards[self.mover[g]], terminated[0], truncated[0], over
         for values, value in zip(self._results, step, strict=True):

@@ -62,7 +62,6 @@ class RolloutCollector(Collector):
         env = self.env
         if self._memory is not None:
             self._memory = self._memory.numpy(force=True)
-        env.step_timeout = self._watch.timeout
         self._evaluated = True  # whether the policy gave all that a step stores
         self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
         self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
@@ -103,11 +102,7 @@ class RolloutCollector(Collector):
         return rollout
 
     def _walk(self, moments: CollectorMoments | None) -> None:
-        """Step the environments through a rollout, and write the steps into the storage.
-
-        Args:
-            moments: Statistics of the observations, updated in place. None: no statistics.
-        """
+        """Step the environments through a rollout, and write the steps into the storage."""
         env = self.env
         memory = self._memory
         store = self._store

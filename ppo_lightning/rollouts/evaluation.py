@@ -62,8 +62,7 @@ def evaluate(
                 episodes[key][playing] = following[key][playing, -1, 0]
             warnings.warn(
                 f"{int(playing.sum())} episodes of the evaluation have not ended within"
-                f" {played * num_steps} steps and count as they are: gymnasium.wrappers.TimeLimit, or for"
-                " an id data.env_kwargs.max_episode_steps, sets a time limit.",
+                f" {played * num_steps} steps: set data.env_kwargs.max_episode_steps, or use TimeLimit.",
                 stacklevel=2,
             )
             break
@@ -73,12 +72,7 @@ def evaluate(
 def pooled_statistics(prefix: str, episodes: TensorDictBase, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the metrics of the episodes of all ranks, of which this one has ``episodes`` [E]; a collective.
 
-    There are none if no rank has an episode.
-
-    Args:
-        prefix: Of the names of the metrics.
-        episodes: ``episode_reward`` and ``step_count`` [E], and ``info`` [E, names] if there is any.
-        names: Names of the infos.
+    There are none if no rank has an episode. ``names`` are those of the infos [E, names].
     """
     no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
     episodes.setdefault("info", no_info)  # the same keys on all ranks
@@ -123,20 +117,14 @@ def info_means(
 class EvaluationLoader:
     """Loader of one batch for ``validate`` and ``test``: the episodes of :func:`evaluate`.
 
-    Args:
-        factory: Factory of the environments.
-        agent: The agent.
-        shard: The episodes of this rank, one in each environment.
-        step_timeout: As for :func:`evaluate`.
-        profiler: Records ``evaluate``.
-        wait: Called first: lets a pending rollout finish, which would draw from the same generators.
+    ``wait`` is called first: it lets a pending rollout finish, which would draw from the same generators.
     """
 
     factory: EnvFactory
     agent: Actor
-    shard: Shard
+    shard: Shard  # the episodes of this rank, one in each environment
     step_timeout: float | None = None
-    profiler: Profiler = field(default_factory=PassThroughProfiler)
+    profiler: Profiler = field(default_factory=PassThroughProfiler)  # records `evaluate`
     wait: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:

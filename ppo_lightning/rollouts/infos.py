@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ppo_lightning.envs.batched import BatchedEnv, untransformed
+from ppo_lightning.envs.contract import numbers_of
 
 
 class EpisodeInfos:
@@ -25,7 +26,7 @@ class EpisodeInfos:
     def read(self, step: int, done: np.ndarray) -> None:
         """Keep the numbers of the episodes [N] that a step of the rollout ended."""
         if self._env is not None and self._env.infos:
-            numbers = self._env.final_infos(done)
+            numbers = final_infos(self._env, done)
             if not np.isnan(numbers).all():
                 self._found.append((step, done, numbers))
 
@@ -37,3 +38,12 @@ class EpisodeInfos:
             for step, done, numbers in found:
                 info[torch.from_numpy(done), step] = torch.from_numpy(numbers).float()
             following["info"] = info.to(following["done"].device)
+
+
+def final_infos(env: BatchedEnv, done: np.ndarray) -> np.ndarray:
+    """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
+    names, info = env.info_names or (), env.infos.get("all")
+    if info is not None:
+        return numbers_of(info, names, env.num_envs)[done]
+    rows = np.flatnonzero(done).tolist()
+    return np.concatenate([numbers_of(env.infos.pop(row, {}), names, 1) for row in rows])

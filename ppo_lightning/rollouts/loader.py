@@ -1,6 +1,7 @@
 """The loader of a run's rollouts, which counts them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,36 +14,24 @@ from ppo_lightning.rollouts.plan import Plan
 from ppo_lightning.rollouts.progress import Progress
 
 
+@dataclass(eq=False)
 class RolloutLoader:
     """Loader of a run's rollouts, one epoch after the other. Episodes continue from one to the next.
 
     The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
     update t. The last epoch may be shorter: the run stops after its last rollout, for any ``max_epochs``. The
     profiler records ``collect``: the collection of a rollout, or the wait for it.
-
-    Args:
-        collector: Collects the rollouts.
-        plan: Numbers of the run.
-        progress: Counts the rollouts.
-        trainer: Its ``should_stop`` is set with the last rollout.
-        num_infos: Numbers in an episode's ``info``.
     """
 
-    def __init__(
-        self,
-        collector: Collector | OverlappedCollector,
-        plan: Plan,
-        progress: Progress,
-        trainer: Any,
-        num_infos: int,
-    ) -> None:
-        self.collector = collector
-        self.plan = plan
-        self.progress = progress
-        self.trainer = trainer
-        self.num_infos = num_infos
-        self._rollouts = iter(collector)
-        self._length = min(plan.rollouts_per_epoch, len(collector))
+    collector: Collector | OverlappedCollector
+    plan: Plan
+    progress: Progress
+    trainer: Any  # its `should_stop` is set with the last rollout
+    num_infos: int  # numbers in an episode's `info`
+
+    def __post_init__(self) -> None:
+        self._rollouts = iter(self.collector)
+        self._length = min(self.plan.rollouts_per_epoch, len(self.collector))
 
     def __len__(self) -> int:
         return self._length

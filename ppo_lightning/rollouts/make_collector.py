@@ -26,19 +26,10 @@ def make_collector(
 ) -> Collector:
     """Make the collector that an environment of batch size [N] asks for. All yield the same keys.
 
-    Args:
-        env: A :class:`BatchedEnv` gets the class that its own class names (``collector_class``), by default
-            :class:`RolloutCollector`, or :class:`WeightedCollector` if not all of its steps count. A
-            :class:`FunctionalEnv` gets :class:`ScanCollector`. Any other environment, with transforms for
-            example, gets :class:`TensorCollector`, which is slower.
-        agent: The agent.
-        num_steps: T.
-        num_rollouts: Number of rollouts of the run; None: no end, and no length.
-        compile: As for :class:`ScanCollector`.
-        **options: As for :class:`~ppo_lightning.rollouts.base.Collector`.
-
-    Raises:
-        ConfigError: The environment does not work with transforms, or a rollout does not fit into memory.
+    A :class:`BatchedEnv` gets the class that its own class names (``collector_class``), by default
+    :class:`RolloutCollector`, or :class:`WeightedCollector` if not all of its steps count. A
+    :class:`FunctionalEnv` gets :class:`ScanCollector`, which may ``compile``. Any other environment, with
+    transforms for example, gets :class:`TensorCollector`, which is slower.
     """
     observation = env.observation_spec_unbatched["observation"]
     state_size = 0 if agent.memory is None else agent.memory.state_size
@@ -54,8 +45,6 @@ def make_collector(
     if not isinstance(env, FunctionalEnv):
         return TensorCollector(env, agent, num_steps, num_rollouts, **options)
     if env.device is not None and env.device.type != agent.device.type:
-        raise ConfigError(
-            f"The environments are on the device {env.device} and the agent is on {agent.device}: make the"
-            f" environments there, for the backend 'torch' with data.env_kwargs.device {agent.device.type!r}."
-        )
+        remedy = f"for the backend 'torch', set data.env_kwargs.device {agent.device.type!r}"
+        raise ConfigError(f"The environments are on {env.device}, the agent is on {agent.device}: {remedy}.")
     return ScanCollector(env, agent, num_steps, num_rollouts, compile=compile, **options)

@@ -14,26 +14,18 @@ UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
 class Plan:
     """Numbers of a run: rollouts, epochs and episodes of evaluation.
 
-    Attributes:
-        num_envs: Number of environments of all ranks.
-        num_steps: Steps of each environment in a rollout.
-        total_timesteps: Environment steps of the run, of all ranks, as the user asks for them.
-        given_rollouts: Rollouts in an epoch, None: see :attr:`rollouts_per_epoch`.
-        given_episodes: Episodes of an evaluation, None: see :attr:`eval_episodes`.
-        time_limit: Largest number of steps of an episode, None: unknown.
-
     Example:
         >>> plan = Plan(num_envs=4, num_steps=128, total_timesteps=500_000, time_limit=500)
         >>> plan.num_rollouts, plan.rollouts_per_epoch, plan.eval_episodes
         (976, 49, 4)
     """
 
-    num_envs: int
-    num_steps: int
-    total_timesteps: int
-    given_rollouts: int | None = None
-    given_episodes: int | None = None
-    time_limit: int | None = None
+    num_envs: int  # of all ranks
+    num_steps: int  # of each environment in a rollout
+    total_timesteps: int  # of all ranks, as the user asks for them
+    given_rollouts: int | None = None  # in an epoch, None: see `rollouts_per_epoch`
+    given_episodes: int | None = None  # of an evaluation, None: see `eval_episodes`
+    time_limit: int | None = None  # largest number of steps of an episode, None: unknown
 
     @property
     def frames_per_rollout(self) -> int:

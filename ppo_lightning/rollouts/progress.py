@@ -20,17 +20,6 @@ class Progress:
     The loader of the data module counts each rollout before Lightning hands it on, so that no override of a
     hook loses a rollout or counts it twice. The module and its data module have the same object.
 
-    Attributes:
-        env_steps: Environment steps.
-        extra_steps: Those outside of rollouts, for example RND's random steps.
-        episode_returns: Returns of the last 100 training episodes.
-        episode_lengths: Lengths of the last 100 training episodes.
-        draws: Number of draws of each stream of random numbers since the last rollout was counted.
-        finished: Episodes since the last point of the loggers, see :func:`finished_episodes`.
-        evaluated_at: Environment steps at the last evaluation of a fit, None before it.
-        begun: Time at which the run began, in seconds since 1970. A resumed run keeps it.
-        steps_before: Environment steps at the start of the fit.
-
     Example:
         >>> progress = Progress()
         >>> progress.count_extra(256)
@@ -41,19 +30,19 @@ class Progress:
     def __init__(self) -> None:
         self.episode_returns: deque[float] = deque(maxlen=LAST_EPISODES)
         self.episode_lengths: deque[float] = deque(maxlen=LAST_EPISODES)
-        self.draws: Counter[Stream] = Counter()
+        self.draws: Counter[Stream] = Counter()  # of random numbers since the last rollout was counted
         self.reset()
 
     def reset(self) -> None:
         """Begin a new run."""
         self.load_state_dict({"env_steps": 0, "episode_returns": (), "begun": time.time()})
-        self.evaluated_at: int | None = None
+        self.evaluated_at: int | None = None  # environment steps at the last evaluation of a fit
         self.start()
 
     def start(self) -> None:
         """Start the clock of a fit, of a new run or of a resumed one."""
         self.steps_before = self.env_steps
-        self.finished: list[Tensor] = []
+        self.finished: list[Tensor] = []  # since the last point of the loggers, see `finished_episodes`
         self.draws.clear()
         self._started = time.perf_counter()
         self.learn_from_here()
@@ -69,13 +58,7 @@ class Progress:
         return steps * (time.perf_counter() - since) / done if done else None
 
     def count(self, rollout: TensorDictBase, frames: int, num_infos: int = 0) -> None:
-        """Count a rollout [N, T] of this rank. This is a collective.
-
-        Args:
-            rollout: The rollout.
-            frames: Environment steps of the rollouts of all ranks.
-            num_infos: Numbers in an episode's ``info``.
-        """
+        """Count a rollout [N, T] of this rank, of ``frames`` steps on all ranks. This is a collective."""
         self.draws.clear()
         self.env_steps += frames
         episodes = collectives.concatenate(finished_episodes(rollout, num_infos))
@@ -117,8 +100,8 @@ class Progress:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, or a checkpoint with its entries."""
         self.env_steps: int = state_dict["env_steps"]
-        self.extra_steps: int = state_dict.get("extra_steps", 0)
-        self.begun: float = state_dict.get("begun", 0.0)  # since version 0.2.0
+        self.extra_steps: int = state_dict.get("extra_steps", 0)  # outside of rollouts: RND's random steps
+        self.begun: float = state_dict.get("begun", 0.0)  # seconds since 1970; since version 0.2.0
         self.episode_returns.clear()
         self.episode_returns.extend(state_dict["episode_returns"])
         self.episode_lengths.clear()

@@ -16,11 +16,7 @@ from ppo_lightning.models import Actor, ActorCritic
 def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_steps: int) -> TensorDict:
     """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys.
 
-    Args:
-        specs: Specs of a step by key, without what is under ``next`` and the memory.
-        agent: The agent.
-        num_envs: N.
-        num_steps: T.
+    ``specs`` are those of a step by key, without what is under ``next`` and the memory.
     """
     shape = (num_envs, num_steps)
     observation = specs["observation"]
@@ -82,24 +78,21 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
             rollout["action_log_prob"][rows] = evaluation.log_prob
             rollout["state_value"][rows, :, 0] = evaluation.value
         return
-    observations, actions = (
-        rollout[key].transpose(0, 1).flatten(0, 1).split(size) for key in ("observation", "action")
-    )
-    parts = [
-        agent.evaluate(observation.to(device), action.to(device))
-        for observation, action in zip(observations, actions, strict=True)
-    ]
-    log_prob = torch.cat([part.log_prob for part in parts])
-    value = torch.cat([part.value for part in parts])
-    rollout["action_log_prob"].copy_(log_prob.view(rollout.shape[::-1]).T)
-    rollout["state_value"][..., 0].copy_(value.view(rollout.shape[::-1]).T)
+
+    def numbers(observation: Tensor, action: Tensor) -> Tensor:
+        evaluation = agent.evaluate(observation.to(device), action.to(device))
+        return torch.stack([evaluation.log_prob, evaluation.value], dim=-1)
+
+    evaluated = in_parts(numbers, size, rollout["observation"], rollout["action"])
+    rollout["action_log_prob"].copy_(evaluated[..., 0])
+    rollout["state_value"].copy_(evaluated[..., 1:])
 
 
 def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:
-    """Return the numbers [N, T] of a function from rows [B, ...] to numbers [B], applied part by part."""
+    """Return the numbers [N, T, ...] of a function of rows [B, ...] to numbers [B, ...], part by part."""
     parts = (tensor.transpose(0, 1).flatten(0, 1).split(microbatch_size) for tensor in tensors)
     numbers = torch.cat([function(*rows) for rows in zip(*parts, strict=True)])
-    return numbers.unflatten(0, tensors[0].shape[1::-1]).T
+    return numbers.unflatten(0, tensors[0].shape[1::-1]).transpose(0, 1)
 
 
 def check_memory(
@@ -118,7 +111,5 @@ def check_memory(
     elif hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
-        raise ConfigError(
-            f"{settings} = {steps} steps take {needed / 1e9:.0f} GB and {owner} has {memory / 1e9:.0f} GB of"
-            " memory: lower one of these settings."
-        )
+        sizes = f"{needed / 1e9:.0f} GB and {owner} has {memory / 1e9:.0f} GB of memory"
+        raise ConfigError(f"{settings} = {steps} steps take {sizes}: lower one of these settings.")

@@ -100,11 +100,9 @@ class TensorCollector(Collector):
         return rollout
 
     def _walk(self, moments: CollectorMoments | None, steps: list[TensorDictBase]) -> list[dict[Any, Tensor]]:
-        """Step the environments through a rollout, and return what the agent adds to each step, by key.
+        """Step the environments, and return what the agent adds to each step by key.
 
-        Args:
-            moments: Statistics of the observations, updated in place. None: those of the agent.
-            steps: Receives each step of the environment, batch size [N].
+        ``moments`` are updated in place, None: the agent's own. ``steps`` receives the environment's, [N].
         """
         agent = self.agent
         stored: list[dict[Any, Tensor]] = []
@@ -201,11 +199,7 @@ class TensorCollector(Collector):
         return OrderedDict(super().state_dict(), env=copy.deepcopy(state))
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: It is the state of other transforms.
-        """
+        """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         if (state := state_dict.get("env")) is None:  # of a collector of arrays
             return
@@ -216,10 +210,7 @@ class TensorCollector(Collector):
         try:
             self.env.load_state_dict(state, strict=lazy.keys() <= state.keys())
         except RuntimeError as error:
-            raise ConfigError(
-                "data.transforms are other than in the run of the checkpoint (ckpt_path), whose state does"
-                " not fit: keep them, or start a new run."
-            ) from error
+            raise ConfigError("data.transforms are other than in the run of ckpt_path: keep them.") from error
 
 
 def detached(step: TensorDictBase) -> TensorDictBase:

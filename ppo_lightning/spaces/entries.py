@@ -17,12 +17,7 @@ Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 class ChosenEntries(NamedTuple):
-    """Entries of an observation that actor and critic read, as names with sizes.
-
-    Attributes:
-        actor: Entries of the actor, in the order of the row.
-        critic: Entries of the critic, in the order of the row.
-        pictures: Shapes of the entries that are pictures, which a convolutional network reads.
+    """Entries of an observation that actor and critic read, as names with sizes, in the order of the row.
 
     Example:
         >>> print(ChosenEntries({"state": 48}, {"privileged_state": 123, "state": 48}))
@@ -31,7 +26,7 @@ class ChosenEntries(NamedTuple):
 
     actor: dict[str, int]
     critic: dict[str, int]
-    pictures: Mapping[str, Sequence[int]] = {}
+    pictures: Mapping[str, Sequence[int]] = {}  # shapes, which a convolutional network reads
 
     def __str__(self) -> str:
         actor, critic = (describe(entries, self.pictures) for entries in (self.actor, self.critic))
@@ -47,9 +42,7 @@ def describe(entries: dict[str, int], pictures: Mapping[str, Sequence[int]] = {}
         >>> describe({"camera": 12288, "velocity": 2}, pictures={"camera": (64, 64, 3)})
         'camera (64 x 64 x 3 picture, Nature network), velocity (2)'
     """
-    sizes: dict[str, object] = {**entries}
-    for name, shape in pictures.items():
-        sizes[name] = describe_picture(shape, "nature")
+    sizes = entries | {name: describe_picture(shape, "nature") for name, shape in pictures.items()}
     return ", ".join(f"{name} ({sizes[name]})" for name in entries)
 
 
@@ -66,14 +59,8 @@ def choose_entries(
 ) -> ChosenEntries | None:
     """Return the entries that actor and critic read, or None for an observation without names.
 
-    Args:
-        spec: Spec of one environment.
-        actor_keys: Names of entries, or of dictionaries of entries. None: all entries except
-            ``privileged_...``.
-        critic_keys: The same for the critic. None: all entries.
-
-    Raises:
-        ConfigError: A name is unknown, or there is nothing to read.
+    ``actor_keys`` are names of entries, or of dictionaries of entries, None: all entries except
+    ``privileged_...``. ``critic_keys`` are the same for the critic, None: all entries.
     """
     sizes = {name: place.stop - place.start for name, place in entry_columns(spec).items()}
     public = {name for name in sizes if not name.startswith(PRIVILEGED)}
@@ -84,10 +71,7 @@ def choose_entries(
         for names in (read_by_actor, read_by_critic)
     )
     if sizes and not actor:
-        raise ConfigError(
-            f"All entries of the observation are privileged ({', '.join(sizes)}): set model.agent.actor_keys"
-            " to the entries that the actor reads."
-        )
+        raise ConfigError(f"All entries are privileged ({', '.join(sizes)}): set model.agent.actor_keys.")
     pictures = {name: tuple(part.shape) for name, part, _ in columns(spec) if is_picture(part)}
     return ChosenEntries(actor, critic, pictures) if sizes else None
 
@@ -108,11 +92,7 @@ def _matching(known: Iterable[str], field: str, keys: Sequence[str]) -> set[str]
 
 
 def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
-    """Return the columns of some entries in the row, merged where they are adjacent.
-
-    Returns:
-        Slices in the order of the row. None: all columns, or an observation without names.
-    """
+    """Return the columns of some entries in the row, merged where adjacent. None: all, or without names."""
     places = entry_columns(spec)
     merged: list[slice] = []
     for name, place in places.items():

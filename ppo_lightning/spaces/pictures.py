@@ -19,20 +19,15 @@ LARGEST_PIXEL = 2**16  # larger bounds are placeholders
 class Picture:
     """Reading of a picture's axes, and the function that reads pictures.
 
-    Attributes:
-        shape: Shape in the environment.
-        order: Axes in the order [..., height, width]. Those in front are the channels.
-        largest: Largest value of a pixel, by which networks divide.
-
     Example:
         >>> picture = read_picture(Unbounded((96, 80, 3), dtype=torch.uint8))
         >>> picture.size, picture(torch.zeros(2, 96 * 80 * 3)).shape
         ((3, 96, 80), torch.Size([2, 3, 96, 80]))
     """
 
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    largest: float = 255.0
+    shape: tuple[int, ...]  # in the environment
+    order: tuple[int, ...]  # axes as [..., height, width]; those in front are the channels
+    largest: float = 255.0  # largest value of a pixel, by which networks divide
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -41,11 +36,7 @@ class Picture:
         return math.prod(channels), height, width
 
     def __call__(self, values: Tensor, num_batch_axes: int = 1) -> Tensor:
-        """Read pictures, or rows of their pixels, as [..., C, H, W].
-
-        Raises:
-            RuntimeError: The pictures have another shape.
-        """
+        """Read pictures, or rows of their pixels, as [..., C, H, W]."""
         batch, shape = values.shape[:num_batch_axes], values.shape[num_batch_axes:]
         if shape not in (self.shape, (math.prod(self.shape),)):
             raise RuntimeError(f"pictures have shape {tuple(shape)}, not {self.shape}")
@@ -69,9 +60,6 @@ def read_picture(spec: TensorSpec) -> Picture:
 
     The smallest of three axes has the channels, if it is the first or the last one and at most 16. A fourth
     axis in front is a stack of pictures, which becomes channels. Two axes are one gray channel.
-
-    Raises:
-        ConfigError: No reading fits the shape, or two.
     """
     shape = tuple(spec.shape)
     orders = [(0, 1)] if len(shape) == 2 else []
@@ -83,9 +71,8 @@ def read_picture(spec: TensorSpec) -> Picture:
     if len(fitting) != 1:
         raise ConfigError(
             f"env_id has pictures of shape {shape}, which {'both' if fitting else 'none'} of the readings"
-            f" [channels, height, width] and [height, width, channels], with at most {MOST_CHANNELS} channels"
-            " and maybe a stack in front, fit: change the shape by"
-            " gymnasium.wrappers.TransformObservation, or give an agent of your own as model.agent."
+            f" [channels, height, width] and [height, width, channels] fit, with at most {MOST_CHANNELS}"
+            " channels: change it by gymnasium.wrappers.TransformObservation."
         )
     return Picture(shape, fitting[0], largest_value(spec))
 
@@ -105,10 +92,5 @@ def largest_value(spec: TensorSpec) -> float:
 
 
 def describe_picture(shape: Sequence[int], network: str) -> str:
-    """Return shape and network of a picture in words.
-
-    Example:
-        >>> describe_picture((64, 64, 3), "nature")
-        '64 x 64 x 3 picture, Nature network'
-    """
+    """Return shape and network of a picture in words."""
     return f"{' x '.join(map(str, shape))} picture, {'IMPALA' if network == 'impala' else 'Nature'} network"

@@ -13,14 +13,8 @@ EXACT = 2**24  # float32 has all integers up to this one
 def to_row(space: spaces.Space, value: Any, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
     """Flatten a value of a space to one row [D], or a batch of values to rows [B, D].
 
-    Args:
-        space: The space of one value.
-        value: An element of the space. A batch is as Gymnasium's ``batch_space`` defines it: each part has a
-            leading axis.
-        batch_shape: ``(B,)`` for a batch.
-
-    Returns:
-        All parts in the order of :func:`~ppo_lightning.spaces.specs.columns`.
+    The parts are in the order of :func:`~ppo_lightning.spaces.specs.columns`. A batch is as Gymnasium's
+    ``batch_space`` defines it, each part with a leading axis, and has the ``batch_shape`` ``(B,)``.
 
     Example:
         >>> space = spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])
@@ -37,13 +31,9 @@ def to_row(space: spaces.Space, value: Any, batch_shape: tuple[int, ...] = ()) -
 
 
 def from_row(space: spaces.Space, row: np.ndarray) -> Any:
-    """Convert a row [D], or rows [B, D], to a value or a batch of a space.
+    """Convert a row [D], or rows [B, D], of :func:`to_row` to a value or a batch of a space of actions.
 
     ``Box`` values are clipped to their bounds.
-
-    Args:
-        space: A space of actions, without text.
-        row: Numbers of any type, in the order of :func:`to_row`.
 
     Example:
         >>> from_row(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2)]), np.array([2.0, 1.0]))

@@ -29,23 +29,15 @@ def with_axis(space: spaces.Space) -> spaces.Space:
 
 
 def cells_as_choices(space: spaces.Space) -> spaces.Space:
-    """Replace the byte image of a MiniGrid observation space by discrete cells, and drop the text.
+    """Replace the byte image of a MiniGrid observation space by a ``MultiDiscrete``, and drop the text.
 
     MiniGrid declares each cell as three bytes: object, color and state. A network would read these as
-    quantities, for example a ball as more than a key.
-
-    Args:
-        space: Observation space of one environment.
-
-    Returns:
-        A space with a ``MultiDiscrete`` image. Any space of another kind is returned unchanged.
+    quantities, for example a ball as more than a key. Any other space is returned unchanged.
     """
     if not (isinstance(space, spaces.Dict) and set(space) - {MASK} == {"direction", "image", "mission"}):
         return space
     shape = space["image"].shape or ()
-    if (
-        shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE
-    ):  # a wrapper has rendered pixels or encoded the cells
+    if shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE:  # a wrapper rendered pixels or encoded the cells
         return space
     parts = {name: part for name, part in space.items() if name != "mission"}
     return spaces.Dict({**parts, "image": spaces.MultiDiscrete(np.broadcast_to(CELL, shape))})
@@ -57,9 +49,6 @@ def join_vectors(space: spaces.Space) -> spaces.Space:
     The vector has the attribute ``entry_sizes`` (name -> number of columns), which :func:`spec_from_space`
     copies to the spec. A space with text is not joined. A single number becomes a vector of one number.
 
-    Raises:
-        ConfigError: The observations have no numbers.
-
     Example:
         >>> join_vectors(spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Box(0, 1, (3,)))).entry_sizes
         {'a': 2, 'b': 3}
@@ -67,10 +56,8 @@ def join_vectors(space: spaces.Space) -> spaces.Space:
     spec = spec_from_space(space)
     sizes = {name: part.shape.numel() for name, part, _ in columns(spec)}
     if not sum(size for name, size in sizes.items() if not is_mask(name)):
-        raise ConfigError(
-            f"env_id has observations without numbers, {space}: add a constant one by"
-            " gymnasium.wrappers.TransformObservation."
-        )
+        remedy = "add a constant one by gymnasium.wrappers.TransformObservation"
+        raise ConfigError(f"env_id has observations without numbers, {space}: {remedy}.")
     has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
     if not has_parts or not without_text(space) or not is_vector(spec):
         return with_axis(space)
@@ -80,16 +67,13 @@ def join_vectors(space: spaces.Space) -> spaces.Space:
 
 
 def spec_from_space(space: spaces.Space) -> TensorSpec:
-    """Convert the Gymnasium space of one environment to a TorchRL spec.
+    """Convert the Gymnasium space of one environment to a TorchRL spec without batch dimensions.
 
     Floating-point boxes become float32. Integer boxes (pixels) keep their dtype, in which they are stored.
 
     Args:
         space: A ``Box``, a ``Discrete`` that starts at 0, a ``MultiDiscrete``, a ``MultiBinary``, or a
             ``Dict`` or ``Tuple`` of these. Text entries are dropped.
-
-    Returns:
-        The spec without batch dimensions.
 
     Raises:
         ConfigError: The space is of another kind.
@@ -101,10 +85,8 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
         raise ConfigError(f"The space {space} does not start at 0: wrap the environment so that it does.")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        sizes: Any = getattr(space, "nvec", None)  # of a MultiDiscrete
-        one: Any = space
-        total = np.prod(one.n, dtype=float) if sizes is None else np.sum(sizes, dtype=float)
-        if total > MOST_CHOICES:
+        sizes: Any = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.prod(space.n, dtype=float)
+        if np.sum(sizes, dtype=float) > MOST_CHOICES:
             raise unsupported(space)
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(), dtype=torch.int64)
@@ -146,10 +128,8 @@ def inner_bound(space: spaces.Box, end: Literal["low", "high"], dtype: np.dtype)
 
 def unsupported(space: spaces.Space) -> ConfigError:
     """Return the error about a space that has no spec. Actions have no text, which observations may have."""
-    return ConfigError(
-        f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
-        f" MultiBinary space with at most {MOST_CHOICES} choices, or a dictionary or a tuple of these."
-    )
+    kinds = f"a Box, or a Discrete, MultiDiscrete or MultiBinary with at most {MOST_CHOICES} choices"
+    return ConfigError(f"The space {space} is not supported: use {kinds}, or a Dict or Tuple of these.")
 
 
 def space_from_spec(spec: TensorSpec) -> spaces.Space:
@@ -157,10 +137,6 @@ def space_from_spec(spec: TensorSpec) -> spaces.Space:
 
     A ``MultiDiscrete`` or a ``MultiBinary`` space gets one axis, because a spec has its size only.
     Entries that are named by their index form a tuple.
-
-    Example:
-        >>> space_from_spec(Composite({"0": Categorical(3, shape=()), "1": Binary(2)}))
-        Tuple(Discrete(3), MultiBinary(2))
     """
     if isinstance(spec, Composite):
         parts = {key: space_from_spec(part) for key, part in spec.items()}
@@ -259,10 +235,7 @@ def stored(observation_spec: TensorSpec) -> TensorSpec:
 
 
 def mask_columns(observation_spec: TensorSpec) -> slice | None:
-    """Return the columns of the action mask in a row, or None without a mask.
-
-    A mask may have several parts, which are adjacent.
-    """
+    """Return the columns of the action mask in a row, whose parts are adjacent, or None without a mask."""
     slices = [part_columns for name, _, part_columns in columns(observation_spec) if is_mask(name)]
     return slice(slices[0].start, slices[-1].stop) if slices else None
 
@@ -273,12 +246,7 @@ def is_mask(name: str) -> bool:
 
 
 def choice_counts(action_spec: TensorSpec) -> list[int]:
-    """Return the number of actions of each discrete component, in the order of the mask.
-
-    Example:
-        >>> choice_counts(spec_from_space(spaces.MultiDiscrete([3, 2])))
-        [3, 2]
-    """
+    """Return the number of actions of each discrete component, in the order of the mask."""
     counts: list[int] = []
     for _, part, _ in columns(action_spec):
         if isinstance(part, MultiCategorical):
@@ -338,15 +306,7 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
-    """Rebuild a spec from the result of :func:`spec_to_plain`.
-
-    Raises:
-        ConfigError: The space is too large, its dtype is none, or its entries have another size.
-
-    Example:
-        >>> spec_from_plain({"kind": "Categorical", "n": 3}).space.n
-        3
-    """
+    """Rebuild a spec from the result of :func:`spec_to_plain`."""
     if plain["kind"] == "Composite":
         return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
     numbers = plain["n"] if "n" in plain else math.prod(plain["shape"])
@@ -356,10 +316,8 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     entry_sizes = plain.get("entries", {})
     fits = not entry_sizes or (size == sum(entry_sizes.values()) and min(entry_sizes.values()) > 0)
     if not (0 <= size <= LARGEST and isinstance(dtype, torch.dtype) and fits):
-        raise ConfigError(
-            f"The checkpoint names a space of {size} numbers of type {name!r} with entries {entry_sizes}:"
-            " the file is damaged or was edited."
-        )
+        what = f"{size} numbers of type {name!r} with entries {entry_sizes}"
+        raise ConfigError(f"The checkpoint names a space of {what}: the file is damaged or was edited.")
     if plain["kind"] == "MultiCategorical":
         return MultiCategorical(numbers, dtype=dtype)
     if plain["kind"] == "Binary":

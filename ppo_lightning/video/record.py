@@ -11,6 +11,7 @@ import torch
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
+from ppo_lightning.envs.batched import metadata_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
@@ -47,10 +48,7 @@ def record_video(
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
     if not isinstance(env, BatchedEnv):
-        raise ConfigError(
-            "Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without"
-            " data.transforms."
-        )
+        raise ConfigError("Only environments of arrays can be recorded, without data.transforms.")
     check_same_spaces(agent, env)
     play = torch.no_grad()(agent.play)
 
@@ -79,7 +77,7 @@ def record_video(
         returns = []
         observation = env.reset_arrays()
         first = picture_of(env)  # an environment that cannot be rendered leaves no file
-        with evaluating(agent), open_video(path, env.render_fps) as video:
+        with evaluating(agent), open_video(path, env) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
@@ -119,31 +117,30 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
         ) from error
     if picture is not None and picture.ndim == 2:
         picture = picture[..., None]
-    if (
-        picture is None
-        or picture.dtype != np.uint8
-        or picture.ndim != 3
-        or picture.shape[2] not in (1, 3, 4)
-        or not picture.size
-    ):
+    shape = () if picture is None or picture.dtype != np.uint8 or not picture.size else picture.shape
+    if picture is None or len(shape) != 3 or shape[2] not in (1, 3, 4):
         what = "None" if picture is None else f"{picture.dtype} of shape {list(picture.shape)}"
-        raise ConfigError(
-            f"The environment's render() returns {what}: with render_mode rgb_array it must return a picture"
-            " of shape [height, width, 3] and dtype uint8."
-        )
+        needed = "with render_mode rgb_array it must return uint8 of shape [height, width, 3]"
+        raise ConfigError(f"The environment's render() returns {what}: {needed}.")
     return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
 
-def open_video(path: str | Path, fps: float) -> Any:
-    """Return a writer with ``append_data``, to be used in a ``with`` statement.
+def frame_rate(env: BatchedEnv) -> float:
+    """Return the frame rate of a video in real time, at most 60 frames per second."""
+    if env.render_fps is not None:
+        return env.render_fps
+    single = env.envs[0] if isinstance(env.envs, list) else env.envs
+    # Seconds per step. The metadata of dm_control environments is wrong.
+    dt = getattr(single.unwrapped, "dt", None)
+    return min(float(1 / dt if dt else metadata_of(single).get("render_fps") or 30), 60.0)
 
-    Raises:
-        ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
-    """
+
+def open_video(path: str | Path, env: BatchedEnv) -> Any:
+    """Return a writer with ``append_data`` for pictures of an environment, as a context."""
     path = user_path(path)
     if path.suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
     import_extra("imageio_ffmpeg", extra="video")
     path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
-    return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)
+    return import_extra("imageio.v2", extra="video").get_writer(path, fps=frame_rate(env), **options)

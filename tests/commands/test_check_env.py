@@ -29,7 +29,7 @@ def test_a_clean_environment_of_the_current_folder(run):
 def test_an_error_has_exit_code_1_and_arguments_reach_the_function(run):
     code, out, _ = run("own_env.make", "--env_kwargs.shift", "1", "--num_envs", "2", "--steps", "100")
     assert code == 1
-    assert "the observation has fractions, and its space has the dtype int64: declare a Box of dtype" in out
+    assert "the observation has fractions, and its space int64: declare a Box of float32" in out
     assert "\n    A run would end there. [exception]\n" in out
     assert "1 error, 0 warnings" in out
 

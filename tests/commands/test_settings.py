@@ -103,7 +103,7 @@ OFF = {"learning_starts": 32, "train_frequency": 4, "batch_size": 8}
 # What the sentence asks for, algorithm and settings of model and data before, and the changes after
 ASKED = {
     "set anneal_lr to false": (PPO, {"desired_kl": 0.01}, {}, {"model": {"anneal_lr": False}}),
-    "lower it, or collect more steps": (PPO, {"num_minibatches": 32}, {}, {"model": {"num_minibatches": 4}}),
+    "of one step: lower it": (PPO, {"num_minibatches": 32}, {}, {"model": {"num_minibatches": 4}}),
     "leave model.compile off": (Momentum, {"compile": True}, {}, {"model": {"compile": False}}),
     "use ppo_lightning.RecurrentPPO": (PPO, MEMORY, {}, {"ppo": RecurrentPPO}),
     "set model.agent.memory to lstm or min_gru": (RecurrentPPO, {}, {}, {"model": MEMORY}),
@@ -117,7 +117,7 @@ ASKED = {
     "set model.agent to ppo_lightning.MLPAgent": (PPO, agent(CNNAgent), {}, {"model": agent()}),
     "use ppo_lightning.PPO": (RPO, {}, {}, {"ppo": PPO}),
     "would have no auxiliary phase: lower it": (PPG, {"n_iteration": 9}, {}, {"model": {"n_iteration": 2}}),
-    "Set model.rating_games to 0": (SelfPlay, {}, {}, {"model": {"rating_games": 0}}),
+    "set model.rating_games to 0": (SelfPlay, {}, {}, {"model": {"rating_games": 0}}),
     "use SAC, TD3 or DDPG": (DQN, OFF, PENDULUM, {"ppo": SAC}),
     "use DQN, C51 or DiscreteSAC": (SAC, OFF, {}, {"ppo": DQN}),
     "leave it out": (DQN, OFF | agent(), {}, {"model": {"agent": None}}),
@@ -125,7 +125,7 @@ ASKED = {
     "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
     "set it to 'gymnasium'": (PPO, {}, TORCH, GYMNASIUM),
     "is not an option of CartPole-v1 with data.backend 'torch'": (PPO, {}, REWARDS, GYMNASIUM),
-    "is a function: set data.backend to 'gymnasium'": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
+    "is a function: data.backend 'envpool' must be": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
     "must be 0": (PPO, {}, {"backend": "vectorized", "num_workers": 2}, {"data": {"num_workers": 0}}),
     "or a function that makes a new environment": (
         PPO,

@@ -400,7 +400,7 @@ class Unmasked(Script):
         (lambda: Unmasked([(0, (0, 0))]), 2, {}, "'action_mask'"),
         (lambda: Mortals((1, 2)), 2, {"state": True}, "has no state"),
         (lambda: Stateless((1, 2)), 2, {"state": True}, "has no state"),
-        (tictactoe_v3.env, 2, {"state": True}, "state is an option of games whose players act at once"),
+        (tictactoe_v3.env, 2, {"state": True}, "state is not an option of"),
         ("mpe2/simple_spread_v9", 3, {}, "cannot be imported"),
         ("mpe2/simple_spread_v3", 3, {"agents": 3}, "does not fit"),
         ("json/tool", 3, {}, "without parallel_env"),

@@ -15,6 +15,7 @@ from torchrl.envs import StepCounter
 from ppo_lightning import ConfigError
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.rollouts.infos import final_infos
 from tests.documented import blocks
 from tests.environments import Counter
 from tests.helpers import ROOT, RecordedPPO, SaveAfter, require_same
@@ -137,7 +138,7 @@ def test_an_environment_reports_once_and_a_step_without_an_end_keeps_nothing(mon
         assert not env.infos
         env.step_arrays(np.array([1, 0]))
     assert env.infos[0] == {"is_success": True, "pushes": 5, "rare": 5.0}
-    assert env.final_infos(np.array([True, True])).tolist() == [[1, 5], [0, 0]]
+    assert final_infos(env, np.array([True, True])).tolist() == [[1, 5], [0, 0]]
     assert not env.infos
 
 

@@ -348,7 +348,7 @@ def test_a_mask_of_another_size_is_refused():
     "kwargs", [{"masked": True}, {"masked": True, "entry": "info"}, {"do": "dict"}, {"see": "discrete"}]
 )
 def test_what_torchrls_collector_would_take_wrongly_is_refused(train, kwargs):
-    with pytest.raises(ConfigError, match="elsewhere they would be ignored"):
+    with pytest.raises(ConfigError, match="which would ignore them"):
         train(env_id="Any-v0", env_kwargs=kwargs, transforms=[StepCounter()])
 
 

@@ -101,6 +101,7 @@ class WorkerEnv(BatchedEnv):
         self._max_restarts = max_restarts
         bounds = [number * self.num_envs // num_workers for number in range(num_workers + 1)]
         self._keeps_infos = keeps_infos
+        self._attributes: dict[str, Any] = {}  # from `set_attr`
         self._waiting: list[Worker] = []  # for replies, also after an exchange that was interrupted
         self.workers: list[Worker] = []
         self._lost: set[Worker] = set()  # made anew since the last step, so that their episodes must end

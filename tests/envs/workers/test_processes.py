@@ -290,7 +290,7 @@ def test_a_lost_worker_is_made_anew(make):
 
 
 def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capfd):
-    env = make(Faulty, 2, kind="hangs")
+    env = make(Faulty, 2, step_timeout=5.0, kind="hangs")
     collector = make_collector(env, MLPAgent(*env.agent_specs), 16, step_timeout=5.0)
     with pytest.raises(RuntimeError, match=r"Worker . of 2 .* hung for 0.8 \* data.step_timeout = 4 s"):
         collector.rollout()
