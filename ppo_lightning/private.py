@@ -62,6 +62,7 @@ class EnvSteps(Tensor):
 def trace_gradients() -> None:
     """Let graphs contain ``torch.autograd.grad``, so that a loss and its Adam step are one graph."""
     torch._dynamo.config.trace_autograd_ops = True
+    torch._dynamo.config.optimize_ddp = False  # it cuts a graph in which DDP's hooks never run
 
 
 def given_hyperparameters() -> dict[str, Any]:

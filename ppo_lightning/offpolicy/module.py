@@ -65,7 +65,7 @@ class OffPolicyModule(AgentModule):
         train_frequency: Environment steps, of all environments together, between two updates.
         save_buffer: Write the replay buffer beside each checkpoint, so that a resumed run is equal to an
             uninterrupted one to the bit. A preempted run always writes it.
-        compile: Compile losses, gradients, Adam and target networks into one graph, on a single device.
+        compile: Compile losses, gradients, Adam and target networks into one graph.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
@@ -290,11 +290,11 @@ class OffPolicyModule(AgentModule):
         for optimizer in optimizers:  # a checkpoint restores the rate of its run, which monitors would log
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"]
         self._adams = dict(zip(self.trained(), map(state_and_settings, optimizers), strict=True))
-        if self.hparams.compile and self.trainer.world_size == 1:
+        if self.hparams.compile:
             trace_gradients()
             vectors = all(parameter.ndim < 3 for parameter in self.trainable_parameters())
             options: Any = {"guard_filter_fn": of_arguments}
-            if self.device.type == "cuda" and vectors:
+            if self.device.type == "cuda" and vectors and self.trainer.world_size == 1:
                 moments = (tensor for *parts, _ in self._adams.values() for part in parts for tensor in part)
                 self._compiled = replay(self.update, [*self.parameters(), *moments], options)
             else:
