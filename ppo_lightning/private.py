@@ -185,11 +185,6 @@ def steps_between_saves(checkpoint: "ModelCheckpoint") -> int:
     return checkpoint._every_n_train_steps
 
 
-def has_hyperparameters(module: Any) -> bool:
-    """Return whether a module has called Lightning's ``save_hyperparameters``."""
-    return "_hparams" in vars(module)
-
-
 def keep_flags(cli: type) -> type:
     """Keep hyperparameters of a checkpoint from overriding flags (pytorch-lightning#20801 and #21116)."""
     cli._parse_ckpt_path = lambda self: None  # type: ignore[attr-defined]
