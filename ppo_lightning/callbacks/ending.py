@@ -11,13 +11,7 @@ from ppo_lightning.utils.output import say
 
 
 class RunEnd(QuietCallback):
-    """Callback that ends a complete run before an empty epoch, and explains an early end.
-
-    Every fit has this callback, unless the Trainer has one already.
-
-    Example:
-        >>> trainer = L.Trainer(callbacks=[RunEnd()])
-    """
+    """Callback that ends a complete run before an empty epoch, and explains an early end."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Stop a resumed run that is already complete."""
@@ -25,11 +19,7 @@ class RunEnd(QuietCallback):
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Explain why a run ended early, and name infos that never had a number.
-
-        Raises:
-            ConfigError: A limit of the Trainer ended a resumed run before its first rollout.
-        """
+        """Explain why a run ended early, and name infos that never had a number."""
         progress, plan = pl_module.progress, pl_module.data.plan
         left = plan.num_frames - progress.rollout_steps
         if progress.env_steps == progress.steps_before and left > 0:
@@ -38,11 +28,10 @@ class RunEnd(QuietCallback):
             limit = next(ended, "max_time, of all attempts together,")
             raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: raise it to continue.")
         if left > 0 and 0 <= trainer.max_steps <= trainer.global_step:
-            rank_zero_warn(
-                f"trainer.max_steps ({trainer.max_steps}) counts"
-                f" {'batches' if pl_module.steps_per_rollout == 1 else 'optimizer steps'}: it ended the run"
-                f" after {progress.env_steps} of {progress.env_steps + left} environment steps."
-            )
+            counted = "batches" if pl_module.steps_per_rollout == 1 else "optimizer steps"
+            steps = f"{progress.env_steps} of {progress.env_steps + left} environment steps"
+            limit = f"trainer.max_steps ({trainer.max_steps})"
+            rank_zero_warn(f"{limit} counts {counted}: it ended the run after {steps}.")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if left > 0 and (reason := getattr(callback, "stopping_reason_message", None)):
                 say(f"{type(callback).__name__} ended the run: {reason}")

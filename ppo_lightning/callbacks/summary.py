@@ -65,16 +65,14 @@ class RunSummary(QuietCallback):
             average, std, lowest, highest = (
                 f"{metrics[f'eval/episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")
             )
+            length = f"length {metrics['eval/episodic_length']:.1f}"
             print(
-                f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"
-                f" length {metrics['eval/episodic_length']:.1f}"
+                f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}), {length}"
             )
         if not steps and pl_module.rollouts_done >= pl_module.data.num_rollouts:
             print(f"already at {pl_module.env_steps} steps: raise data.total_timesteps to train longer")
-        print(
-            f"wall time: {seconds:.1f} s for {steps} environment steps,"
-            f" {steps / seconds:.0f} steps per second"
-        )
+        rate = f"{steps / seconds:.0f} steps per second"
+        print(f"wall time: {seconds:.1f} s for {steps} environment steps, {rate}")
         saved = trainer.checkpoint_callback
         path = getattr(saved, "best_model_path", "") or getattr(saved, "last_model_path", "")
         if path and not Path(path).is_file():

@@ -86,10 +86,8 @@ def agent_from_plain(
             if given and "actor" in given:
                 arguments = given
             elif arguments["actor"] is None:
-                raise ConfigError(
-                    "The checkpoint's networks were objects: give them by --config, or to"
-                    " load_from_checkpoint(path, actor=..., critic=...)."
-                )
+                remedy = "give them by --config, or to load_from_checkpoint(path, actor=..., critic=...)"
+                raise ConfigError(f"The checkpoint's networks were objects: {remedy}.")
             else:
                 parts = ((name, part and {**plain, **part}) for name, part in arguments.items())
                 arguments = {name: part and agent_from_plain(part, base=nn.Module) for name, part in parts}
@@ -176,7 +174,7 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
             raise ConfigError(f"ckpt_path was trained on {field} {trained} and data.env_id has {present}.")
     new, old = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
     if changes := changed_settings("model.agent", old, new):
-        raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
+        raise ConfigError(f"{changes}: give the setting of the run, or another ckpt_path.")
 
 
 def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -197,6 +195,4 @@ def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor], chang
         )
         if old != new:
             found = f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}"
-            raise ConfigError(
-                f"{changes or found}: give the setting of the run, or another checkpoint (ckpt_path)."
-            )
+            raise ConfigError(f"{changes or found}: give the setting of the run, or another ckpt_path.")

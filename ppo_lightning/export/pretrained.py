@@ -28,11 +28,7 @@ class Pretrained:
         return cls.load_from_checkpoint(find_model(source), **kwargs)
 
     def save_pretrained(self: Any, folder: str | Path, repo_id: str = "OWNER/NAME") -> None:
-        """Write the agent and a model card, with what the folder of its run has: video, curve, settings.
-
-        Raises:
-            ConfigError: There is no trained agent.
-        """
+        """Write the agent and a model card, with what the folder of its run has: video, curve, settings."""
         require_trained(self)
         checkpoint, run = self.loaded
         if not checkpoint:  # a Trainer has trained the agent, or read its checkpoint

@@ -111,12 +111,7 @@ class Critics(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """Critic Q(s, a) of continuous actions.
-
-    Args:
-        agent: The agent, whose actions, hidden layers and normalization are those of the critic.
-        observation_spec: Spec of one environment.
-    """
+    """Critic Q(s, a) of continuous actions, with the hidden layers and the normalization of an agent."""
 
     def __init__(self, agent: OffPolicyAgent, observation_spec: TensorSpec) -> None:
         super().__init__()

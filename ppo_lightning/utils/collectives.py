@@ -39,12 +39,7 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def averaged(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
-    """Return tensors averaged over all ranks, which exchange them as one vector. This is a collective.
-
-    Args:
-        tensors: Tensors of one dtype, on a device that the group's backend supports.
-        group: Process group. None: the default one.
-    """
+    """Return tensors of one dtype averaged over all ranks, which exchange one vector. A collective."""
     vector = torch.cat([tensor.flatten() for tensor in tensors]).div_(world_size())
     dist.all_reduce(vector, group=group)
     parts = vector.split([tensor.numel() for tensor in tensors])

@@ -12,8 +12,7 @@ MOST_SEGMENTS = 16  # between episode ends: more of them, one after the other, t
 def add_following(sums: Tensor, weight: Tensor) -> None:
     """Solve ``x_t = sums_t + weight_t * x_{t+1}`` in place, with ``x_{T-1} = sums_{T-1}``.
 
-    The method is doubling: after iteration k, a row holds the sum over the next 2^k rows.
-    This takes log2(T) vector operations instead of a Python loop over T.
+    After iteration k, a row holds the sum over the next 2^k rows: log2(T) vector operations replace a loop.
 
     Args:
         sums: Increment of each step, [T, N]; overwritten with x.
@@ -81,11 +80,6 @@ class LinearRecurrence(torch.autograd.Function):
     """Solve ``h_t = weight_t * h_{t-1} + increment_t`` with ``h_{-1} = state``.
 
     Forward and backward pass take log2(T) vector operations each. A compiler can trace both.
-
-    Example:
-        >>> ones = torch.ones(1, 4, 1)
-        >>> LinearRecurrence.apply(0.5 * ones, ones, torch.zeros(1, 1)).flatten()
-        tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
 
     @staticmethod
