@@ -78,10 +78,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
 def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
     """Return ``": did you mean A, B?"``, the known names closest to a name, or those of other packages.
 
-    Args:
-        name: An unknown name.
-        known: The known names. A mapping gives the form to show for each name.
-        limit: Maximum number of suggestions. Without any, the result is empty.
+    A mapping gives the form to show for each name. Without a suggestion, the result is empty.
     """
     shown = known if isinstance(known, Mapping) else {key: key for key in known}
     lowered = {key.lower(): form for key, form in shown.items()}

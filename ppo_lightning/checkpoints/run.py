@@ -119,8 +119,7 @@ def require_same_run(data: Any, checkpoint: dict[str, Any]) -> None:
 def receive(module: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return the weights of a state dictionary, after a module received the run that comes with them.
 
-    With ``ddp_spawn`` and ``ddp_notebook``, Lightning pickles the module for the processes that it starts,
-    and returns the weights only. There, :class:`~ppo_lightning.checkpoints.io.RunCheckpointIO` adds the run.
+    Of processes that it starts, Lightning returns the weights, to which ``RunCheckpointIO`` adds the run.
     """
     weights = dict(state_dict)
     if entries := weights.pop(RUN_KEY, None):

@@ -66,10 +66,7 @@ def bundled_name(value: str) -> str:
 
 
 def find_recipe(value: str) -> tuple[str, Task | None]:
-    """Return the file of a recipe by its name, and the task if the name is an alias.
-
-    A file that exists, or YAML text, is returned as it is.
-    """
+    """Return the file of a recipe by its name, and the task of an alias; a file or YAML text as it is."""
     if not NAME.fullmatch(value) or Path(value).exists():  # YAML text may be longer than a name of a file
         return value, None
     recipes, tasks, name = bundled_recipes(), bundled_tasks(), bundled_name(value)

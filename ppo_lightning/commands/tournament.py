@@ -69,10 +69,7 @@ def _game(checkpoint: dict[str, Any], command: Sequence[str], chosen_id: str | N
 def result_table(
     outcomes: Mapping[tuple[str, str], Outcomes], ratings: Mapping[str, Rating], anchor: str
 ) -> str:
-    """Return one line per player, the highest rating first.
-
-    Each line has the rating, and the shares of wins, draws and losses against each player in percent.
-    """
+    """Return ratings, and shares of wins, draws and losses in percent, a line per player, the best first."""
     both_views = {**outcomes, **{pair[::-1]: Outcomes(*result[::-1]) for pair, result in outcomes.items()}}
     names = sorted(ratings, key=lambda name: -ratings[name].elo)
     header = ["", "player", f"Elo ({anchor} = 0)", "95 % interval"]

@@ -40,9 +40,8 @@ class Runner:
         self._running: dict[Job, tuple[subprocess.Popen, float]] = {}  # start minus earlier attempts
 
     def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
-        """Run the jobs in order. A failed job is put into ``failed``; the others still run.
+        """Run the jobs in order. A failed job is put into ``failed``; a job that a signal ended resumes.
 
-        A job that a signal ended alone resumes.
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
         ``report`` is called every second and when a job ends. An exception of it ends the running jobs.
         """

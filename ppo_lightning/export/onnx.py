@@ -129,10 +129,9 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Pat
 def largest_difference(
     agent: Actor, path: str | Path, observation: np.ndarray, columns: Sequence[slice] | None = None
 ) -> float:
-    """Return the largest relative difference between the outputs of an ONNX file and the agent.
+    """Return the largest difference between the outputs of an ONNX file and the agent.
 
-    Differences are divided by 1 + the absolute output of the agent. Discrete actions differ by their indices.
-    The file takes some columns of the raw observations [B, ...]. None: all.
+    Differences are divided by 1 + the absolute output. The file takes columns of raw observations [B, ...].
     """
     session = import_extra("onnxruntime", extra="export").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]

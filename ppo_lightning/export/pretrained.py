@@ -11,10 +11,7 @@ from ppo_lightning.errors import ConfigError
 
 
 class Pretrained:
-    """Mixin of modules whose trained agent can be exported, and loaded from a folder or the Hugging Face Hub.
-
-    The imports of a method are its own: few runs need them.
-    """
+    """Mixin of modules whose trained agent can be exported, and loaded from a folder or the Hub."""
 
     @classmethod
     def from_pretrained(cls: Any, source: str | Path, **kwargs: Any) -> Any:

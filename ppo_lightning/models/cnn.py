@@ -20,10 +20,7 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 def scaled(pictures: Tensor, largest: float = 255.0) -> Tensor:
-    """Divide pictures [B, C, H, W] by their largest value, in the layout channels last.
-
-    Convolutions on the CPU are fastest in this layout.
-    """
+    """Divide pictures [B, C, H, W] by their largest value, in the layout channels last, fastest on a CPU."""
     # detail 22
     if torch.compiler.is_compiling():  # the compiler fuses this into one loop
         return pictures.to(dtype=torch.float32, memory_format=torch.channels_last) / largest

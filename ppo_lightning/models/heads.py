@@ -1,8 +1,4 @@
-"""Action distributions.
-
-A distribution draws noise separately from its parameters, so that the collector can draw the noise in
-advance.
-"""
+"""Action distributions, whose noise is separate from their parameters: collectors draw it in advance."""
 
 import math
 from abc import abstractmethod

@@ -4,8 +4,7 @@ The statistics are buffers of the model, so that every checkpoint has them. They
 merged batch by batch in float64. Unlike Gymnasium's ``RunningMeanStd``, they include no pseudo-observations:
 after one batch they are the moments of this batch.
 
-They are merged as summaries, tensors [3, ...] of size, mean and sum of squared deviations. Observations are
-normalized at each step, for which :class:`CollectorMoments` is a faster way.
+They are merged as summaries, tensors [3, ...] of size, mean and sum of squared deviations.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
 (1979).
@@ -174,16 +173,12 @@ class CollectorMoments(Running):
     def normalize(
         self, batches: Sequence[Rows], update: bool = True, counted: Sequence[np.ndarray] = ()
     ) -> list[Rows]:
-        """Normalize batches of raw observations.
+        """Normalize batches of raw observations, to float32 tensors on their device, or float64 arrays.
 
         Args:
             batches: Observations of a step and optionally those after resets, each [B, ...].
-            update: Merge each batch into the statistics before normalizing it, as CleanRL's wrappers do at
-                each step.
+            update: Merge each batch into the statistics before normalizing it, as CleanRL's wrappers do.
             counted: Which rows of each batch are merged, [B] bool. Empty: all.
-
-        Returns:
-            Normalized batches, each [B, ...]: float32 tensors on their device, or float64 arrays.
         """
         # detail 28
         normalized = []

@@ -23,13 +23,9 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 class ExploringHead(ActionHead):
-    """Base class of heads whose noise the algorithm scales. A checkpoint keeps the scale.
+    """Base class of heads whose noise the algorithm scales. A checkpoint keeps the scale."""
 
-    Attributes:
-        exploration: Scale of the noise: epsilon of DQN, a factor of the noise of others. None: actions are
-            uniformly random, as before ``learning_starts``.
-    """
-
+    # Epsilon of DQN, a factor of the noise of others. None, before `learning_starts`: random actions
     exploration: float | None = 0.0
 
 

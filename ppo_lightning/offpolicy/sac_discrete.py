@@ -35,10 +35,7 @@ class SoftmaxHead(ChoiceHead):
 
 
 class DiscreteSACAgent(ChoiceAgent):
-    """Agent of :class:`DiscreteSAC`, with He's initialization.
-
-    The arguments are those of :class:`OffPolicyAgent`.
-    """
+    """Agent of :class:`DiscreteSAC`, with He's initialization. The arguments are as for :class:`QAgent`."""
 
     default_head = SoftmaxHead
 

@@ -81,10 +81,9 @@ def cpu_group() -> Any:
 
 
 def new_group() -> Any:
-    """Return the CPU group for the collectives of a second thread, None on a single rank.
+    """Return the CPU group for a second thread, None on a single rank. This is a collective.
 
     Two threads must not share a group, because all ranks must call the collectives of a group in one order.
-    This is a collective.
     """
     return _gloo_group(dist.group.WORLD, second=True) if world_size() > 1 else None
 
