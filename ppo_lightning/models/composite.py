@@ -42,7 +42,6 @@ class MultiCategoricalHead(DiscreteHead):
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         counts = choice_counts(action_spec)
         self.num_choices = sum(counts)
-        self.num_components = len(counts)
         super().__init__(in_features, self.num_choices)
         # Each component is a row of a table as wide as the largest. Unused cells point past the last logit.
         index = torch.full((len(counts), max(counts)), self.num_choices)

@@ -348,13 +348,10 @@ class OffPolicyModule(AgentModule):
 
     @property
     def minibatch_size(self) -> int:
-        """Number of transitions of a minibatch on this rank."""
+        """Number of transitions of a minibatch on this rank, all of which are differentiated at once."""
         return self.hparams.batch_size
 
-    @property
-    def microbatch_size(self) -> int:
-        """Number of transitions that are differentiated at once: all of a minibatch."""
-        return self.hparams.batch_size
+    microbatch_size = minibatch_size
 
 
 def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:

@@ -225,7 +225,7 @@ def test_a_folder_has_one_benchmark_at_a_time(refusal_of, tmp_path):
     with (tmp_path / "one/runs/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sentence = refusal_of("benchmark", "--recipes", RECIPE, "--seeds", "1", "--output", "one", *SHORT)
-    assert "Another benchmark runs in one: wait" in sentence
+    assert "Another benchmark runs in one." in sentence
     assert os.listdir(tmp_path / "one/runs") == ["lock"]
 
 
