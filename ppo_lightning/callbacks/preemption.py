@@ -38,7 +38,7 @@ class Preemption(QuietCallback):
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``, without which none is saved.
     A rank also ends when its launcher ends. Outside the main thread, Python allows no handlers.
 
-    Lightning's own handlers run collectives inside the handler, where other ranks may be in another one.
+    Lightning's own handlers run collectives, while other ranks may be inside another collective.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[Preemption()])

@@ -54,7 +54,7 @@ def agent_to_plain(agent: Actor, observation_spec: TensorSpec, action_spec: Tens
 def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
     """Return the subclass of ``base`` that a file names, None if it is unknown."""
     module, _, name = str(class_path).rpartition(".")
-    # A file decides not what is imported: classes of others are known once their module is imported.
+    # A file never decides what is imported: classes of others are known once something has imported them.
     if is_ours(module):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

@@ -106,7 +106,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
     except pickle.UnpicklingError as error:  # PyTorch's message explains how to execute the file
         raise ConfigError(f"{subject}: it would execute code.") from error
     except Exception as error:  # a damaged file may raise anything
-        raise ConfigError(f"{subject}: it is damaged, or of another kind ({first_line(error)}).") from error
+        raise ConfigError(f"{subject}: it is damaged, or not a checkpoint ({first_line(error)}).") from error
     if missing := [key for key in CHECKPOINT if not isinstance(checkpoint, dict) or key not in checkpoint]:
         raise ConfigError(f"{subject}: ppo_lightning did not write it (no {', '.join(missing)}).")
     if name := first_nonfinite(checkpoint):

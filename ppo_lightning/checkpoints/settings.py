@@ -16,7 +16,7 @@ MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its age
 
 
 def module_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a module without entries of Lightning, and ``MAKERS`` in any form."""
+    """Return the hyperparameters of a module, without entries of Lightning and without ``MAKERS``."""
     saved = checkpoint["hyper_parameters"].items()
     return {key: value for key, value in saved if key not in MAKERS and key[0] != "_"}
 

@@ -47,9 +47,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
         except Interrupted:
             return call(*args)
         except FailOnRecompileLimitHit as error:
-            raise ConfigError(
-                "model.compile compiles anew again and again: leave model.compile off."
-            ) from error
+            raise ConfigError("model.compile compiles too many graphs: leave model.compile off.") from error
         except (*COMPILER_ERRORS, OSError) as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
