@@ -184,7 +184,7 @@ class CNNAgent(ActorCritic):
             raise ConfigError("env_id has no picture: set model.agent to ppo_lightning.MLPAgent.")
         picture = read_picture(observation_spec)
         if body == "nature" and min(picture.size[1:]) < SMALLEST_PICTURE:
-            size = f"{picture.size[1]} x {picture.size[2]}"
+            size = f"{picture.size[1]} x {picture.size[2]}, below {SMALLEST_PICTURE} x {SMALLEST_PICTURE}"
             raise ConfigError(f"env_id has pictures of {size}: set model.agent.body to impala.")
         if normed_init and body != "impala":
             raise ConfigError("model.agent.normed_init is true: set model.agent.body to impala.")
