@@ -65,11 +65,7 @@ class NonFiniteError(ValueError):
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import an optional module, which an extra of this package installs.
-
-    Raises:
-        ConfigError: The module is not installed. The message has the pip commands.
-    """
+    """Import an optional module, which an extra of this package installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -80,19 +76,9 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
-    """Suggest the known names that are closest to a name, or the one that other packages call so.
+    """Return ``": did you mean A, B?"``, the known names closest to a name, or those of other packages.
 
-    Args:
-        name: An unknown name.
-        known: The known names. A mapping gives the form to show for each name.
-        limit: Maximum number of suggestions.
-
-    Returns:
-        ``": did you mean A, B?"``, or an empty string.
-
-    Example:
-        >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
-        ': did you mean CartPole-v1?'
+    A mapping gives the form to show for each name. Without a suggestion, the result is empty.
     """
     shown = known if isinstance(known, Mapping) else {key: key for key in known}
     lowered = {key.lower(): form for key, form in shown.items()}

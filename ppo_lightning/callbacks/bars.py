@@ -13,13 +13,7 @@ from ppo_lightning.rollouts.learner import Learner
 
 
 class OneLineBar(TQDMProgressBar):
-    """Progress bar of one line, for terminals, files and notebooks without further packages.
-
-    It takes the place of the Trainer's default bar. An evaluation, which is one batch, has no bar.
-
-    Example:
-        >>> trainer = L.Trainer(callbacks=[OneLineBar()])
-    """
+    """Progress bar of one line, in place of the Trainer's default bar. An evaluation has no bar."""
 
     bar: Any = None
 
@@ -60,25 +54,14 @@ class OneLineBar(TQDMProgressBar):
 
 
 def use_one_line(callbacks: list[L.Callback]) -> None:
-    """Replace the Trainer's default bar. It does not tell whether a user gave one with the same settings.
-
-    Rich's bar takes four lines in 80 columns, needs ipywidgets in a notebook, and repeats there what others
-    print until the run ends with a RecursionError.
-    """
+    """Replace the Trainer's default bar: Rich's takes four lines, and fails in a notebook beside prints."""
     for index, bar in enumerate(callbacks):
         if type(bar) in (RichProgressBar, TQDMProgressBar) and vars(bar) == vars(type(bar)()):
             callbacks[index] = OneLineBar()
 
 
 class BarFacts(QuietCallback):
-    """Callback that tells progress bars the number of epochs.
-
-    Every fit has this callback, unless the Trainer has one already. ``data.total_timesteps`` ends a run, and
-    ``trainer.max_epochs`` is -1, so that a bar would show no end.
-
-    Example:
-        >>> trainer = L.Trainer(callbacks=[BarFacts()])
-    """
+    """Callback that tells progress bars the number of epochs: ``data.total_timesteps`` ends a run."""
 
     _limits_epochs = False
 

@@ -68,11 +68,12 @@ class Doctor(L.Callback):
         metrics = {name: sum(values) / len(values) for name, values in self._recent.items()}
         snapshot = RunSnapshot(pl_module, batch, metrics, self._iterations, self._first_entropy)
         with torch.no_grad():
-            for symptom, check in CHECKS.items():
+            for symptom, (check, cause, remedy) in CHECKS.items():
                 if symptom in self.findings:
                     continue
                 with accessory(f"The doctor's check for {symptom}"):
-                    if finding := check(snapshot):
+                    if observed := check(snapshot):
+                        finding = f"{observed}. Likely cause: {cause}. Try: {remedy}."
                         self.findings[symptom] = finding
                         say(f"doctor, after {pl_module.env_steps} environment steps: {symptom}: {finding}")
 
@@ -97,13 +98,7 @@ def sample_observations(run: RunSnapshot) -> Tensor:
 def large_kl(run: RunSnapshot) -> str | None:
     """Check the KL divergence: above 0.02, updates usually are too large (Huang et al., 2022)."""
     kl = run.metrics.get("approx_kl", 0.0)
-    if kl <= 0.02:
-        return None
-    return _finding(
-        f"the approximate KL divergence is {kl:.3f}",
-        "the policy changes too much in one iteration",
-        "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl",
-    )
+    return f"the approximate KL divergence is {kl:.3f}" if kl > 0.02 else None
 
 
 def no_clipping(run: RunSnapshot) -> str | None:
@@ -111,11 +106,7 @@ def no_clipping(run: RunSnapshot) -> str | None:
     kl = run.metrics.get("approx_kl", 1.0)
     if run.metrics.get("clipfrac", 1.0) > 0 or kl > 1e-5 or _in_second_half(run):
         return None
-    return _finding(
-        f"no ratio is ever clipped, and the KL divergence is {kl:.1g}",
-        "the policy does not change",
-        "a higher model.learning_rate, and check whether all rewards are equal",
-    )
+    return f"no ratio is ever clipped, and the KL divergence is {kl:.1g}"
 
 
 def entropy_collapse(run: RunSnapshot) -> str | None:
@@ -130,13 +121,8 @@ def entropy_collapse(run: RunSnapshot) -> str | None:
         collapsed = entropy < 0.05 * (run.first_entropy if masked else head.largest_entropy)
     else:  # each standard deviation fell to 1/20 on average: log(20) = 3
         collapsed = entropy < run.first_entropy - 3 * run.rollout["action"].shape[-1]
-    if not collapsed:
-        return None
-    return _finding(
-        f"the entropy fell from {run.first_entropy:.2f} to {entropy:.2g} in the first half of the run",
-        "the policy became nearly deterministic before it explored enough",
-        "a higher model.ent_coef, or a lower model.learning_rate",
-    )
+    fall = f"the entropy fell from {run.first_entropy:.2f} to {entropy:.2g} in the first half of the run"
+    return fall if collapsed else None
 
 
 def unexplained_variance(run: RunSnapshot) -> str | None:
@@ -144,11 +130,7 @@ def unexplained_variance(run: RunSnapshot) -> str | None:
     explained = run.metrics.get("explained_variance", 0.0)
     if run.iterations < 3 * ITERATIONS or explained > -0.05:  # slightly negative at the start is normal
         return None
-    return _finding(
-        f"the explained variance is {explained:.2f}",
-        "the value function does not fit the returns, which may be large or change fast",
-        "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)",
-    )
+    return f"the explained variance is {explained:.2f}"
 
 
 def unscaled_observations(run: RunSnapshot) -> str | None:
@@ -160,13 +142,7 @@ def unscaled_observations(run: RunSnapshot) -> str | None:
     for columns in not_measured(run.module.data.specs.observation):
         magnitudes[columns] = 0
     largest = magnitudes.max().item()
-    if largest <= 20:
-        return None
-    return _finding(
-        f"a component of the observations has a mean magnitude of {largest:.3g}",
-        "the inputs of the networks are far from 1",
-        "model.agent.norm_obs true",
-    )
+    return f"a component of the observations has a mean magnitude of {largest:.3g}" if largest > 20 else None
 
 
 def dead_units(run: RunSnapshot) -> str | None:
@@ -184,15 +160,7 @@ def dead_units(run: RunSnapshot) -> str | None:
     worst = max(shares, key=lambda name: shares[name], default=None)
     if worst is None or shares[worst] <= 0.5:
         return None
-    return _finding(
-        f"{100 * shares[worst]:.0f} % of the units in {worst} are constant over all observations",
-        "large inputs or large steps drove them out of their active range",
-        "a lower model.learning_rate, or scaled observations",
-    )
-
-
-def _finding(observation: str, cause: str, remedy: str) -> str:
-    return f"{observation}. Likely cause: {cause}. Try: {remedy}."
+    return f"{100 * shares[worst]:.0f} % of the units in {worst} are constant over all observations"
 
 
 def dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
@@ -222,11 +190,36 @@ def _in_second_half(run: RunSnapshot) -> bool:
     return run.module.rollouts_done - 1 > run.module.data.num_rollouts / 2
 
 
-CHECKS: dict[str, Callable[[RunSnapshot], str | None]] = {
-    "large KL": large_kl,
-    "no clipping": no_clipping,
-    "entropy collapse": entropy_collapse,
-    "explained variance": unexplained_variance,
-    "unscaled observations": unscaled_observations,
-    "dead units": dead_units,
+# Symptom -> check that returns what it observed, likely cause, remedy
+CHECKS: dict[str, tuple[Callable[[RunSnapshot], str | None], str, str]] = {
+    "large KL": (
+        large_kl,
+        "the policy changes too much in one iteration",
+        "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl",
+    ),
+    "no clipping": (
+        no_clipping,
+        "the policy does not change",
+        "a higher model.learning_rate, and check whether all rewards are equal",
+    ),
+    "entropy collapse": (
+        entropy_collapse,
+        "the policy became nearly deterministic before it explored enough",
+        "a higher model.ent_coef, or a lower model.learning_rate",
+    ),
+    "explained variance": (
+        unexplained_variance,
+        "the value function does not fit the returns, which may be large or change fast",
+        "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)",
+    ),
+    "unscaled observations": (
+        unscaled_observations,
+        "the inputs of the networks are far from 1",
+        "model.agent.norm_obs true",
+    ),
+    "dead units": (
+        dead_units,
+        "large inputs or large steps drove them out of their active range",
+        "a lower model.learning_rate, or scaled observations",
+    ),
 }

@@ -37,10 +37,6 @@ class QuietCallback(L.Callback):
 
     Lightning takes 3 microseconds to call a hook, even an empty one. In an iteration of CartPole, 64 calls of
     each callback take 0.5 % of the time. Lightning skips a hook that is not callable.
-
-    Example:
-        >>> QuietCallback().on_before_backward is None
-        True
     """
 
     on_train_batch_start: Any = None
@@ -52,11 +48,7 @@ class QuietCallback(L.Callback):
 
 
 class RolloutGuard(QuietCallback):
-    """Callback that warns about faulty rollouts.
-
-    It looks for faults of the environment in the first rollout of a run, without a step of its own.
-    ``ppo-lightning check-env`` sees more.
-    """
+    """Callback that warns about faulty rollouts. ``ppo-lightning check-env`` sees more."""
 
     every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
     _rounding_known = False
@@ -85,12 +77,8 @@ def _warn_of_rounding(observation: Tensor) -> bool:
     largest = torch.linalg.vector_norm(observation.float(), math.inf)  # copies no float32
     if largest <= EXACT:
         return False
-    warnings.warn(
-        f"data.env_id has observations up to {largest.item():.3g}, and float32 rounds numbers beyond"
-        f" {EXACT}: set model.agent.norm_obs to true, which normalizes the exact numbers, or subtract"
-        " a constant in the environment.",
-        stacklevel=2,
-    )
+    numbers = f"observations up to {largest.item():.3g}, and float32 rounds numbers beyond {EXACT}"
+    rank_zero_warn(f"data.env_id has {numbers}: set model.agent.norm_obs to true.")
     return True
 
 
@@ -100,9 +88,8 @@ def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
     drift = max((recomputed - stored).abs().tolist(), default=0.0)  # maybe no step counts
     if drift > tolerance(str(module.trainer.precision), module.device):
         warnings.warn(
-            f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
-            " so that the first ratio of an iteration is not 1: remove dropout and batch normalization"
-            " from the agent.",
+            f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning:"
+            " remove dropout and batch normalization from the agent.",
             stacklevel=2,
         )
 
@@ -131,10 +118,8 @@ class NonFiniteGuard(QuietCallback):
             # If all value targets are equal, the explained variance is NaN by definition.
             if not name.startswith("losses/") or name == "losses/explained_variance" or math.isfinite(value):
                 continue
-            raise NonFiniteError(
-                f"{name} is {value.item()} after {pl_module.env_steps} steps: lower the learning"
-                " rate or, if rewards are large, scale them (PPO: model.norm_reward)."
-            )
+            remedy = "lower the learning rate, or scale large rewards (PPO: model.norm_reward)"
+            raise NonFiniteError(f"{name} is {value.item()} after {pl_module.env_steps} steps: {remedy}.")
 
 
 class EqualRanksGuard(QuietCallback):
@@ -146,10 +131,7 @@ class EqualRanksGuard(QuietCallback):
         """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself."""
         steps = collectives.gather(torch.tensor(pl_module.env_steps)).tolist()
         if len(set(steps)) > 1:
-            raise ConfigError(
-                f"The ranks resume from different checkpoints (environment steps by rank: {steps}):"
-                " all machines must see the same folder of the run."
-            )
+            raise ConfigError(f"All ranks must see one folder of the run: they resume at steps {steps}.")
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Raise a RuntimeError that names the first tensor of a rank that differs from that of rank 0."""
@@ -163,18 +145,13 @@ class EqualRanksGuard(QuietCallback):
         for name, checksums in zip(tensors, ranks.T.tolist(), strict=True):
             for rank, checksum in enumerate(checksums):
                 if checksum != checksums[0]:
-                    raise RuntimeError(
-                        f"{name} of rank {rank} is not the one of rank 0 after {pl_module.env_steps} steps."
-                    )
+                    raise RuntimeError(f"{name} of rank {rank} is not that of rank 0.")
 
 
 class LoggerGuard(QuietCallback):
     """Callback that logs all metrics over environment steps and survives failing loggers.
 
     Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
-
-    A failure, for example a full disk, is printed once on standard error.
-    The next metrics are logged again.
     Nothing is written to a nearly full disk: CSVLogger rewrites its file for a new metric, and would lose it.
     """
 

@@ -35,13 +35,10 @@ class Preemption(QuietCallback):
 
     The signal may reach any rank, and all ranks end together: after the iteration, whose compilation is
     given up, or in the middle of an evaluation. A run that is complete ends as without a signal.
-    The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
-    Without ``ModelCheckpoint`` nothing is saved.
-    A rank also ends when its launcher ends, even during a blocking call.
-    Outside the main thread, Python allows no handlers.
+    The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``, without which none is saved.
+    A rank also ends when its launcher ends. Outside the main thread, Python allows no handlers.
 
-    Lightning's own handlers are replaced during training. They run collectives, and under SLURM save a
-    checkpoint, inside the handler, while other ranks may be inside another collective.
+    Lightning's own handlers run collectives, while other ranks may be inside another collective.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[Preemption()])

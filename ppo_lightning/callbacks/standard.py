@@ -3,10 +3,9 @@
 import lightning as L
 
 from ppo_lightning.callbacks.bars import BarFacts, use_one_line
-from ppo_lightning.callbacks.ending import RunEnd
 from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
-from ppo_lightning.callbacks.summary import RunSummary
+from ppo_lightning.callbacks.summary import RunEnd, RunSummary
 from ppo_lightning.callbacks.threads import Threads
 
 ALWAYS: tuple[type[L.Callback], ...] = (LoggerGuard,)

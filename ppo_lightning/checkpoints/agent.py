@@ -19,7 +19,6 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import sized
 from ppo_lightning.models.networks import NetworkAgent
-from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 from ppo_lightning.utils.seeding import initial_weights
 
@@ -32,21 +31,16 @@ def agent_to_plain(agent: Actor, observation_spec: TensorSpec, action_spec: Tens
     """Describe in plain types how to build an agent: class, arguments and the specs of one environment."""
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
     names = dict.fromkeys(argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD)
-    saved = dict(agent.hparams) if has_hyperparameters(agent) else None
-    if saved is None or not names.keys() <= saved.keys():
-        name = type(agent).__name__
-        raise ConfigError(
-            f"{name}.__init__ must call"
-            " self.save_hyperparameters(ignore=['observation_spec', 'action_spec'])."
-        )
+    saved = dict(agent.hparams)
+    if not names.keys() <= saved.keys():
+        call = "self.save_hyperparameters(ignore=['observation_spec', 'action_spec'])"
+        raise ConfigError(f"{type(agent).__name__}.__init__ must call {call}.")
     if len(names) == len(arguments):  # no **kwargs: leave out what a base class saved
         saved = {name: saved[name] for name in names}
     class_path = f"{type(agent).__module__}.{type(agent).__qualname__}"
     if LOCAL in class_path:
         warnings.warn(
-            f"The agent's class {class_path} is inside a function: load_from_checkpoint and the command line"
-            " cannot load its checkpoints (this script can resume its runs). To load them,"
-            " define the class at the top level of a module.",
+            f"{class_path} is inside a function: to load its checkpoints, define it at the top of a module.",
             stacklevel=2,
         )
     return {
@@ -58,12 +52,9 @@ def agent_to_plain(agent: Actor, observation_spec: TensorSpec, action_spec: Tens
 
 
 def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
-    """Return the subclass of ``base`` that a file names, None if it is unknown.
-
-    Known are classes of this package and of modules that are already imported. A file never decides
-    what is imported.
-    """
+    """Return the subclass of ``base`` that a file names, None if it is unknown."""
     module, _, name = str(class_path).rpartition(".")
+    # A file never decides what is imported: classes of others are known once something has imported them.
     if is_ours(module):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -81,17 +72,12 @@ def agent_from_plain(
 ) -> Any:
     """Build an agent with fresh weights from a description by :func:`agent_to_plain`.
 
-    An actor and a critic in ``given`` replace those of the description. ``base`` is the base class of what is
-    described: ``nn.Module`` for an actor or a critic.
+    An actor and a critic in ``given`` replace those of the description, whose base class is ``nn.Module``.
     """
     path = plain["class_path"]
     agent_class: Any = known_class(path, base)
     if agent_class is None or (is_ours(path) and base is nn.Module):  # whose sizes nothing has checked
-        remedy = ": import that class before loading the checkpoint"
-        if LOCAL in path:
-            remedy = ", a class inside a function, which cannot be imported: define it at the top level of a"
-            remedy += " module, and train again"
-        raise ConfigError(f"The checkpoint's agent is {path}{remedy}.")
+        raise ConfigError(f"The checkpoint's agent is {path}: import that class before loading it.")
     try:
         with torch.device("cpu"):
             specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
@@ -100,10 +86,8 @@ def agent_from_plain(
             if given and "actor" in given:
                 arguments = given
             elif arguments["actor"] is None:
-                raise ConfigError(
-                    "The checkpoint's actor and critic were objects or functions: give them again, by"
-                    " load_from_checkpoint(path, actor=..., critic=...) or the run's --config."
-                )
+                remedy = "give them by --config, or to load_from_checkpoint(path, actor=..., critic=...)"
+                raise ConfigError(f"The checkpoint's networks were objects: {remedy}.")
             else:
                 parts = ((name, part and {**plain, **part}) for name, part in arguments.items())
                 arguments = {name: part and agent_from_plain(part, base=nn.Module) for name, part in parts}
@@ -112,16 +96,11 @@ def agent_from_plain(
     except ConfigError:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
-        raise ConfigError(
-            f"The checkpoint's agent {path} cannot be built from its settings: {first_line(error)}."
-        ) from error
+        raise ConfigError(f"The checkpoint's {path} cannot be built: {first_line(error)}.") from error
 
 
 def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = None) -> Any:
-    """Build the agent of a checkpoint, with its weights and statistics, for evaluation.
-
-    ``given`` is as for :func:`agent_from_plain`.
-    """
+    """Build the agent of a checkpoint, as :func:`agent_from_plain`, with its weights, for evaluation."""
     plain = checkpoint["agent"]
     state = {
         key.removeprefix("agent."): tensor
@@ -159,24 +138,18 @@ def writer_of(checkpoint: Mapping[str, Any]) -> str:
 
 def check_same_spaces(agent: Actor, env: BatchedEnv) -> None:
     """Check that an agent fits the spaces of an environment."""
-    observation_spec = env.observation_spec_unbatched["observation"]
-    device = agent.device
+    spec = env.observation_spec_unbatched["observation"]
     with evaluating(agent), torch.no_grad():
         try:
-            observation = agent.normalize(observation_spec.zero().unsqueeze(0).to(device))
+            observation = agent.normalize(spec.zero().unsqueeze(0).to(agent.device))
             agent.act(observation, memory=agent.initial_memory(1))
         except RuntimeError as error:
-            raise ConfigError(
-                f"The agent does not take observations of shape {list(observation_spec.shape)}:"
-                " choose its environment."
-            ) from error
+            raise ConfigError(f"The agent does not take observations of shape {list(spec.shape)}.") from error
     trained, present = (
         _comparable(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
     )
     if trained != present:
-        raise ConfigError(
-            f"The agent's actions are {trained} and the environment's {present}: choose its environment."
-        )
+        raise ConfigError(f"The agent's actions are {trained} and the environment's {present}.")
 
 
 def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
@@ -198,22 +171,14 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
             _comparable(plain[key], bounds=key == "action_spec") for plain in (saved, current)
         )
         if trained != present:
-            raise ConfigError(
-                f"The checkpoint (ckpt_path) was trained on {field} {trained} and data.env_id has {present}:"
-                " choose its environment, or another checkpoint."
-            )
+            raise ConfigError(f"ckpt_path was trained on {field} {trained} and data.env_id has {present}.")
     new, old = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
     if changes := changed_settings("model.agent", old, new):
-        raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
+        raise ConfigError(f"{changes}: give the setting of the run, or another ckpt_path.")
 
 
 def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Name the settings of both sides that differ, with both values as in YAML.
-
-    Example:
-        >>> changed_settings("model", {"norm_reward": False}, {"norm_reward": True})
-        'model.norm_reward was false in the run and is true now'
-    """
+    """Name the settings of both sides that differ, with both values as in YAML."""
     return ", ".join(
         f"{group}.{key} was {json.dumps(saved[key], default=str)} in the run and is"
         f" {json.dumps(value, default=str)} now"
@@ -223,18 +188,11 @@ def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str,
 
 
 def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor], changes: str = "") -> None:
-    """Check that the tensors of a checkpoint have the names and shapes of the module's.
-
-    Raises:
-        ConfigError: A tensor is missing on one side or has another shape. The message has ``changes``, from
-            :func:`changed_settings`, or names the first tensor.
-    """
+    """Check names and shapes of a checkpoint's tensors, and refuse others with ``changes`` or a tensor."""
     for name in [*current, *saved]:
         old, new = (
             f"shape {list(state[name].shape)}" if name in state else "nothing" for state in (saved, current)
         )
         if old != new:
             found = f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}"
-            raise ConfigError(
-                f"{changes or found}: give the setting of the run, or another checkpoint (ckpt_path)."
-            )
+            raise ConfigError(f"{changes or found}: give the setting of the run, or another ckpt_path.")

@@ -39,12 +39,7 @@ def user_path(path: Any) -> Path:
 
 
 def write_atomically(content: Any, path: Path) -> None:
-    """Write to a temporary name in the same folder, and rename. A killed writer leaves one file of each name.
-
-    Raises:
-        OSError: The file cannot be written.
-        ConfigError: It would hold objects that :func:`read_checkpoint` refuses.
-    """
+    """Write to a temporary name in the same folder, and rename. A killed writer leaves one of each name."""
     path = user_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.part")
@@ -55,9 +50,8 @@ def write_atomically(content: Any, path: Path) -> None:
             os.fsync(file.fileno())
         if refused := torch.serialization.get_unsafe_globals_in_checkpoint(unfinished):
             raise ConfigError(
-                f"No checkpoint was written: it would hold {', '.join(sorted(refused))}, which cannot be read"
-                " back. Arguments and the states of callbacks, optimizers and schedules must be numbers, text"
-                " or tensors, in lists or dictionaries."
+                f"No checkpoint was written: it would hold {', '.join(sorted(refused))}. Give arguments and"
+                " states of callbacks as numbers, text or tensors."
             )
         os.replace(unfinished, path)
     except RuntimeError as error:  # PyTorch raises it after an OSError of the file
@@ -110,13 +104,9 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
     except OSError as error:
         raise ConfigError(f"{subject}: {error.strerror or error}.") from error
     except pickle.UnpicklingError as error:  # PyTorch's message explains how to execute the file
-        raise ConfigError(
-            f"{subject}: it holds more than tensors and plain types, and would execute code."
-        ) from error
+        raise ConfigError(f"{subject}: it would execute code.") from error
     except Exception as error:  # a damaged file may raise anything
-        raise ConfigError(
-            f"{subject}: it is damaged, or not a checkpoint of ppo_lightning ({first_line(error)})."
-        ) from error
+        raise ConfigError(f"{subject}: it is damaged, or not a checkpoint ({first_line(error)}).") from error
     if missing := [key for key in CHECKPOINT if not isinstance(checkpoint, dict) or key not in checkpoint]:
         raise ConfigError(f"{subject}: ppo_lightning did not write it (no {', '.join(missing)}).")
     if name := first_nonfinite(checkpoint):
@@ -150,12 +140,10 @@ def run_folder(ckpt_path: Any) -> Path:
 
 
 def write_beside(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write the large state of a checkpoint before the checkpoint, which then names the file.
-
-    The name has the number of environment steps, so that a kill between the two files leaves the former pair.
-    """
+    """Write the large state of a checkpoint before the checkpoint, which then names the file."""
     if BESIDE not in checkpoint:
         return
+    # A name of its own: a kill between the two files leaves the former pair.
     name = f"{path.stem}.{checkpoint['env_steps']}.replay"
     write_atomically(checkpoint[BESIDE] | {PAIR: _pair(checkpoint)}, path.with_name(name))
     checkpoint[BESIDE] = name
@@ -175,11 +163,7 @@ def remove_beside(path: Path, keep: Any = None) -> None:
 
 
 def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
-    """Return the large state of a checkpoint, None if it has none.
-
-    Raises:
-        ConfigError: The file is missing or damaged.
-    """
+    """Return the large state of a checkpoint, None if it has none. A missing or damaged file is refused."""
     state = checkpoint.get(BESIDE)
     if isinstance(state, str):
         file = user_path(path).resolve().with_name(Path(state).name)
@@ -194,8 +178,5 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
         except Exception as error:  # a damaged file may raise anything
             reasons = {FileNotFoundError: "is missing", LookupError: "belongs to another checkpoint"}
             reason = reasons.get(type(error), "is damaged")
-            raise ConfigError(
-                f"ckpt_path {str(path)!r} cannot resume its run: {file.name} {reason}. Copy this file beside"
-                " the checkpoint, or choose another checkpoint."
-            ) from error
+            raise ConfigError(f"ckpt_path {str(path)!r} cannot resume: {file.name} {reason}.") from error
     return state

@@ -2,25 +2,10 @@
 
 from typing import Any
 
-# Former name -> name now, of a module with all that is in it, of a class or of an environment.
+# Former name -> name now, of a class or of an environment.
 MOVED: dict[str, str] = {
     "ppo_lightning.models.foreign.ForeignAgent": "ppo_lightning.models.networks.NetworkAgent",
 }
-
-
-def present_name(name: Any) -> Any:
-    """Return the name that a class path or an environment's id has in this version.
-
-    Example:
-        >>> present_name("ppo_lightning.models.mlp.MLPAgent")
-        'ppo_lightning.models.mlp.MLPAgent'
-    """
-    if not isinstance(name, str):
-        return name
-    for former, present in MOVED.items():
-        if name == former or name.startswith((f"{former}.", f"{former}:")):
-            return present + name.removeprefix(former)
-    return name
 
 
 def use_present_names(checkpoint: dict[str, Any]) -> None:
@@ -29,7 +14,7 @@ def use_present_names(checkpoint: dict[str, Any]) -> None:
     data = checkpoint["datamodule_hyper_parameters"]
     for settings, key in ((module, "_class_path"), (agent, "class_path"), (data, "env_id")):
         if key in settings:
-            settings[key] = present_name(settings[key])
+            settings[key] = MOVED.get(str(settings[key]), settings[key])
     # Until residual bodies left, MLPAgent had this argument, whose name its base class still has.
     arguments = agent["init_args"]
     if agent["class_path"] == "ppo_lightning.models.mlp.MLPAgent" and arguments.get("body") == "mlp":

@@ -56,10 +56,7 @@ def _age(path: Path) -> tuple[float, float, float]:
 
 
 def folders_of_runs(trainer: Trainer) -> list[Path]:
-    """Return the folders in which runs of such Trainers write their checkpoints.
-
-    These are the folders of ``ModelCheckpoint``: that of all versions of the first logger, where none is set.
-    """
+    """Return the folders of ``ModelCheckpoint``: of all versions of the first logger, where none is set."""
     runs = folder_of_logger(trainer) if trainer.loggers else Path(trainer.default_root_dir, "checkpoints")
     callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     folders = [Path(callback.dirpath or runs) for callback in callbacks] or [runs]
@@ -74,10 +71,7 @@ def folder_of_logger(trainer: Trainer) -> Path:
 
 
 def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
-    """Save ``NAME.ckpt`` in the folder of ``ModelCheckpoint``, and return its path. This is a collective.
-
-    Without such a folder, or if the file cannot be written, the result is None.
-    """
+    """Save ``NAME.ckpt`` in the folder of ``ModelCheckpoint``; return its path, if written. A collective."""
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:
         return None

@@ -62,12 +62,7 @@ def class_path(module: Any) -> str:
 
 
 def restore(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Give a module the agent and the counters of a checkpoint. Lightning loads the weights afterwards.
-
-    Raises:
-        ConfigError: The checkpoint does not fit: its spaces, its agent, its settings or, to resume a run,
-            its environment or its size of rollouts. Or it holds weights only.
-    """
+    """Give a module the agent and the counters of a checkpoint that fits. Lightning loads the weights."""
     if module.agent is None:
         rebuild(module, checkpoint)
     check_same_agent(saved=checkpoint["agent"], current=module.recipe)
@@ -107,37 +102,24 @@ def rebuild(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def require_same_run(data: Any, checkpoint: dict[str, Any]) -> None:
-    """Check that the run of a checkpoint can be resumed with the settings of a data module.
-
-    Raises:
-        ConfigError: The checkpoint has weights only, the environment or the size of a rollout differs (the
-            schedules count rollouts), or a setting of that run does not exist.
-    """
+    """Check that the run of a checkpoint can be resumed: schedules count rollouts of one size."""
     if "optimizer_states" not in checkpoint:
-        raise ConfigError(
-            "The checkpoint (ckpt_path) cannot resume a run, because it has no optimizer_states: give a"
-            " checkpoint that was saved without save_weights_only."
-        )
+        raise ConfigError("ckpt_path has weights only (no optimizer_states) and cannot resume a run.")
     source = checkpoint["datamodule_hyper_parameters"]
     require_known(checkpoint, type(data))
     if source["backend"] == data.hparams["backend"] and source["env_id"] != data.hparams["env_id"]:
-        raise ConfigError(
-            f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
-            f" {data.hparams['env_id']}: keep it, or start a new run."
-        )
+        env_ids = f"{source['env_id']} and data.env_id is {data.hparams['env_id']}"
+        raise ConfigError(f"ckpt_path is of a run on {env_ids}: keep it, or start a new run.")
     saved = checkpoint["frames_per_rollout"]
     if saved != data.frames_per_rollout:
-        raise ConfigError(
-            f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {saved}, and"
-            f" now it is {data.frames_per_rollout}: keep it, or start a new run."
-        )
+        sizes = f"data.num_envs * data.num_steps = {saved}, and now it is {data.frames_per_rollout}"
+        raise ConfigError(f"ckpt_path is of a run with {sizes}: keep it, or start a new run.")
 
 
 def receive(module: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return the weights of a state dictionary, after a module received the run that comes with them.
 
-    With ``ddp_spawn`` and ``ddp_notebook``, Lightning pickles the module for the processes that it starts,
-    and returns the weights only. There, :class:`~ppo_lightning.checkpoints.io.RunCheckpointIO` adds the run.
+    Of processes that it starts, Lightning returns the weights, to which ``RunCheckpointIO`` adds the run.
     """
     weights = dict(state_dict)
     if entries := weights.pop(RUN_KEY, None):

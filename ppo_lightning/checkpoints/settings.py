@@ -16,21 +16,13 @@ MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its age
 
 
 def module_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a checkpoint's module, without entries of Lightning.
-
-    A module may have saved ``MAKERS`` in any form, which is not read: ``checkpoint["agent"]`` describes the
-    agent.
-    """
+    """Return the hyperparameters of a module, without entries of Lightning and without ``MAKERS``."""
     saved = checkpoint["hyper_parameters"].items()
     return {key: value for key, value in saved if key not in MAKERS and key[0] != "_"}
 
 
 def data_settings(checkpoint: Mapping[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the data module's settings of a checkpoint, without those that the user gives.
-
-    Raises:
-        ConfigError: A setting does not exist in this version, or names code of others.
-    """
+    """Return the data module's settings of a checkpoint, without those that the user gives."""
     require_known(checkpoint, owner)
     saved = checkpoint["datamodule_hyper_parameters"].items()
     data = {key: value for key, value in saved if key[0] != "_" and key not in given}
@@ -41,12 +33,9 @@ def data_settings(checkpoint: Mapping[str, Any], owner: type, given: Collection[
 
 
 def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[str, Any]) -> Any:
-    """Return a module with the hyperparameters of a checkpoint, without its agent and weights.
+    """Return a module with the hyperparameters of a checkpoint, or those given, without its agent.
 
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        base: The module's class, or a base of the class that the checkpoint names.
-        given: Hyperparameters that replace those of the checkpoint.
+    ``base`` is the module's class, or a base of the class that the checkpoint names.
     """
     saved = module_settings(checkpoint)
     module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
@@ -58,22 +47,13 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
         try:
             return module_class(**saved | replaced)
         except (TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"The checkpoint's hyperparameters do not fit {base.__name__}: {first_line(error)}."
-            ) from error
+            raise ConfigError(f"The checkpoint does not fit {base.__name__}: {first_line(error)}.") from error
 
 
 def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> None:
     """Check that this version has the classes that a checkpoint names, and their settings.
 
-    No setting of a run is dropped silently. Not checked are classes that nothing has imported.
-
-    Args:
-        checkpoint: A checkpoint.
-        data: Class of the data module. None: an agent acts without the settings of rollouts.
-
-    Raises:
-        ConfigError: A class of this package, or a setting, does not exist.
+    Not checked are classes that nothing has imported, and without ``data`` the settings of rollouts.
     """
     module, agent = checkpoint["hyper_parameters"], checkpoint["agent"]
     named = module.get("_class_path"), agent["class_path"]

@@ -13,18 +13,7 @@ CLASSES = ("--model", "--model.agent")  # options that take a class, whose setti
 
 
 class Arguments:
-    """A command with its recipes and options.
-
-    Args:
-        words: The words of the command line, from the command on.
-
-    Example:
-        >>> arguments = Arguments(["fit", "--model.gamma", "0.9", "--config", "model: {gamma: 0.5}"])
-        >>> arguments.value("--model.gamma")
-        '0.9'
-        >>> arguments.words()
-        ['fit', '--config=model: {gamma: 0.5}', '--model.gamma', '0.9']
-    """
+    """A command with its recipes and options, from the words of a command line."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.command = words[0]
@@ -92,9 +81,7 @@ class Arguments:
             settings = recipe if isinstance(recipe, dict) else {}
             for group in ("data", "trainer"):
                 if not isinstance(settings.get(group, {}), dict | str):
-                    raise ConfigError(
-                        f"--config {config}: {group} holds no settings: add some, or leave it out."
-                    )
+                    raise ConfigError(f"--config {config}: {group} holds no settings.")
             class_path = str(_class_of(settings.get("model")) or class_path)
         return _class_of(self.value("--model", "--model.class_path")) or class_path
 

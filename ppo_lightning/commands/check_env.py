@@ -16,11 +16,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning check-env``.
-
-    Raises:
-        SystemExit: With code 1 if the environment would break training.
-    """
+    """Run ``ppo-lightning check-env``, which exits with code 1 if the environment would break training."""
     parser = ArgumentParser(
         prog="ppo-lightning check-env", description="Find what in an environment breaks or biases training."
     )

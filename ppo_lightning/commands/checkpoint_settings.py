@@ -23,10 +23,6 @@ def add_checkpoint_settings(arguments: Arguments) -> None:
     """Add the settings of ``--ckpt_path`` as a recipe, so that every flag overrides them.
 
     A checkpoint holds the settings of algorithm, data and seed. With ``--config``, nothing is added.
-
-    Raises:
-        ConfigError: The checkpoint cannot be read, has settings that do not exist, or names code that no flag
-            names.
     """
     command, path = arguments.command, arguments.value("--ckpt_path")
     if path in (None, "null", "last"):  # the last one is refused where a recipe may name it, too
@@ -96,13 +92,7 @@ def _import(path: str) -> None:
 
 
 def _refusal(code: Mapping[str, Any], command: Sequence[str], config: Path | None = None) -> ConfigError:
-    """Return an error that shows the whole command, in which the user names code that a checkpoint names.
-
-    Args:
-        code: Settings that name code, by option.
-        command: The command without these options.
-        config: File with the settings of the run, for code that no option can name.
-    """
+    """Return an error that shows the command with options, or the file, that name a checkpoint's code."""
     flags = [part for key, value in code.items() for part in (f"--{key}", value)]
     if not all(isinstance(flag, str) and "<" not in flag for flag in flags):
         values = [part for key in code for part in (f"--{key}", "VALUE")]

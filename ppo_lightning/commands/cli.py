@@ -84,10 +84,7 @@ class SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Write the file into the folder of the run, beside that of the checkpoints. None without a logger.
-
-        Lightning would write the file of a run on Weights & Biases to the current folder.
-        """
+        """Write the file into the folder of the run, beside the checkpoints. None without a logger."""
         for key in ("ckpt_path", "auto_resume"):
             self.config.pop(key, None)
         for logger in trainer.loggers[:1]:
@@ -181,11 +178,7 @@ class PPOCLI(LightningCLI):
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line with these arguments, by default with those of the process.
-
-    Raises:
-        SystemExit: With code 2 and one sentence on standard error if a setting is invalid.
-    """
+    """Run the command line. An invalid setting ends it with code 2 and one sentence on standard error."""
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:

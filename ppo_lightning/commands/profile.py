@@ -36,15 +36,7 @@ class StageProfiler(SimpleProfiler):
 
 
 class StageClock(L.Callback):
-    """Callback that measures the stages of a run, and then ends the run.
-
-    Args:
-        seconds: Duration of the measurement after the warm-up. At least one iteration is measured.
-
-    Example:
-        >>> clock = StageClock(seconds=5.0)
-        >>> trainer = L.Trainer(callbacks=[clock])
-    """
+    """Callback that measures the stages of a run for some seconds after a warm-up, and then ends the run."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds

@@ -20,19 +20,12 @@ HEADER = ("measured return", "agent", "arguments of fit")  # the widest last
 
 
 class Task(NamedTuple):
-    """A row of ``configs/tasks.csv``: a task of a bundled recipe that had a recipe of its own until 0.2.
+    """A row of ``configs/tasks.csv``: a task of a bundled recipe that had a recipe of its own until 0.2."""
 
-    Attributes:
-        alias: Name of that recipe, of its measured runs and of its bundled agent.
-        recipe: Name of the recipe today.
-        run: Name of the runs under the alias.
-        flags: Flags of ``fit`` that follow the recipe.
-    """
-
-    alias: str
+    alias: str  # former name, of its bundled agent, too
     recipe: str
-    run: str
-    flags: str
+    run: str  # name of the runs
+    flags: str  # of ``fit``, after the recipe
 
     @property
     def label(self) -> str:
@@ -73,10 +66,7 @@ def bundled_name(value: str) -> str:
 
 
 def find_recipe(value: str) -> tuple[str, Task | None]:
-    """Return the file of a recipe by its name, and the task if the name is an alias.
-
-    A file that exists, or YAML text, is returned as it is.
-    """
+    """Return the file of a recipe by its name, and the task of an alias; a file or YAML text as it is."""
     if not NAME.fullmatch(value) or Path(value).exists():  # YAML text may be longer than a name of a file
         return value, None
     recipes, tasks, name = bundled_recipes(), bundled_tasks(), bundled_name(value)

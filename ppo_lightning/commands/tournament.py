@@ -38,23 +38,13 @@ def make_players(
 ) -> tuple[EnvFactory, dict[str, Player]]:
     """Return the game of some checkpoints, and all players by name.
 
-    Args:
-        names: Paths of checkpoints, and names of scripted players.
-        command: The command, for an error's message.
-        options: Its options, which may name the game and classes of agents.
-        deterministic: Whether agents choose their most probable actions.
-
-    Raises:
-        ConfigError: No name is a checkpoint, or the checkpoints are of different games.
+    The options may name the game and classes of agents. An error shows the command with them.
     """
     checkpoints = {name: read_checkpoint(name) for name in names if name.endswith(".ckpt")}
     games = {name: _game(checkpoint, command, options.env_id) for name, checkpoint in checkpoints.items()}
     if len(set(map(str, games.values()))) != 1:
-        listed = ", ".join(f"{name} is of {game}" for name, game in games.items())
-        raise ConfigError(
-            "The checkpoints (.ckpt) among the players define the game, and must be of one game:"
-            f" {listed or 'there is none'}."
-        )
+        listed = ", ".join(f"{name} is of {game}" for name, game in games.items()) or "there is none"
+        raise ConfigError(f"The checkpoints among the players must be of one game: {listed}.")
     game = games.popitem()[1]
     factory = EnvFactory(**game | {"env_id": maker_of(game["env_id"])})
     env = probe_game(factory)
@@ -79,10 +69,7 @@ def _game(checkpoint: dict[str, Any], command: Sequence[str], chosen_id: str | N
 def result_table(
     outcomes: Mapping[tuple[str, str], Outcomes], ratings: Mapping[str, Rating], anchor: str
 ) -> str:
-    """Return one line per player, the highest rating first.
-
-    Each line has the rating, and the shares of wins, draws and losses against each player in percent.
-    """
+    """Return ratings, and shares of wins, draws and losses in percent, a line per player, the best first."""
     both_views = {**outcomes, **{pair[::-1]: Outcomes(*result[::-1]) for pair, result in outcomes.items()}}
     names = sorted(ratings, key=lambda name: -ratings[name].elo)
     header = ["", "player", f"Elo ({anchor} = 0)", "95 % interval"]

@@ -40,12 +40,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) -> None:
-    """Train, write the report, which has the command line, and print the table.
-
-    Raises:
-        ConfigError: The folder has runs with other settings or another process.
-        SystemExit: With code 1 if a run failed.
-    """
+    """Train, write the report, which has the command line, and print the table."""
     runner = Runner(options.output, options.workers, options.threads)
     runner.require_same_settings(jobs)
     (options.output / "runs").mkdir(parents=True, exist_ok=True)
@@ -53,8 +48,7 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            advice = "wait for it, or choose another --output"
-            raise ConfigError(f"Another benchmark runs in {options.output}: {advice}.") from error
+            raise ConfigError(f"Another benchmark runs in {options.output}.") from error
         exit_on_signals()
         try:
             runner.run(jobs)

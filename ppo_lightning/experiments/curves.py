@@ -1,6 +1,6 @@
 """Learning curves as figures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,10 @@ def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
     return np.ma.masked_array(np.interp(grid, grid[found], means[found]), mask=np.cumsum(found) == 0)
 
 
-def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, columns: int = 3) -> None:
-    """Draw learning curves, one panel per recipe: thin for seeds, thick for their mean, dashed if published.
+def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path) -> None:
+    """Draw ``curves.csv``, one panel per recipe: thin for seeds, thick for their mean, dashed if published.
 
-    Args:
-        points: Rows of ``curves.csv``.
-        x: ``"env_steps"`` or ``"seconds"``.
-        lines: Published mean of each recipe that has one.
-        path: Path without suffix. A PNG and an SVG are written.
-        columns: Number of panels per row.
+    All curves end where the shortest one of the recipe ends.
     """
     import_extra("matplotlib", extra="report").use("Agg")
     import matplotlib.pyplot as plt
@@ -43,13 +38,17 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     recipes: dict[str, dict[str, list[Row]]] = {}
     for point in points:
         recipes.setdefault(point["recipe"], {}).setdefault(str(point["seed"]), []).append(point)
-    columns = min(columns, len(recipes))
+    columns = min(3, len(recipes))
     rows = -(-len(recipes) // columns)
     size = max(5, 3.7 * columns), 2.8 * rows + 0.3
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     legend: dict[str, Any] = {}
     for axis, (label, seeds) in zip(axes.flat, recipes.items(), strict=False):
-        plot_mean(axis, seeds.values(), x, "ppo_lightning: mean, and each seed")
+        grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds.values()), 101)
+        curves = np.ma.stack([curve(rows, x, grid) for rows in seeds.values()])
+        axis.plot(grid, curves.T, color="tab:blue", linewidth=0.8, alpha=0.35)
+        label_of_mean = "ppo_lightning: mean, and each seed"
+        axis.plot(grid, curves.mean(axis=0), color="tab:blue", linewidth=2, label=label_of_mean)
         if label in lines:
             axis.axhline(
                 lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end"
@@ -64,22 +63,6 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     options: dict[str, Any] = {"ncols": len(legend), "frameon": False, "fontsize": 8}
     figure.legend(list(legend.values()), list(legend), loc="outside lower center", **options)
     save(figure, path)
-
-
-def plot_mean(
-    axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, color: str = "tab:blue"
-) -> tuple[np.ndarray, np.ma.MaskedArray]:
-    """Draw a thin curve per seed and their thick mean; return the grid [G] and the curves [seeds, G].
-
-    All curves end where the shortest one ends.
-    """
-    seeds = list(seeds)
-    grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)
-    curves = np.ma.stack([curve(rows, x, grid) for rows in seeds])
-    for seed_curve in curves:
-        axis.plot(grid, seed_curve, color=color, linewidth=0.8, alpha=0.35)
-    axis.plot(grid, curves.mean(axis=0), color=color, linewidth=2, label=label)
-    return grid, curves
 
 
 def decorate(axis: Any, x: str) -> None:

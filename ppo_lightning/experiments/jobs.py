@@ -15,9 +15,9 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
-FILES = ("--config", "-c", "--data", "--trainer")  # flags of ``fit`` that take a file
-FIXED = ("--seed_everything", "--num_threads", "--ckpt_path", "--auto_resume")  # a benchmark sets these
-MOVING = ("--name", "--trainer.logger", "--trainer.default_root_dir")  # move or remove what a report reads
+# A benchmark has these itself, or reads what they move.
+FIXED: tuple[str, ...] = ("--config", "-c", "--data", "--trainer", "--seed_everything", "--num_threads")
+FIXED += ("--ckpt_path", "--auto_resume", "--name", "--trainer.logger", "--trainer.default_root_dir")
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,8 @@ def jobs_of(
     recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
 ) -> list[Job]:
     """Return a job for each recipe, environment (by default, that of the recipe) and seed."""
-    for flag in flags:
-        if flag.partition("=")[0] in FIXED:
-            raise ConfigError(
-                f"{flag}: a benchmark sets the seeds (--seeds) and --threads, and resumes by itself."
-            )
-        if flag.partition("=")[0] in MOVING:
-            raise ConfigError(f"{flag}: a benchmark reads the default loggers of its runs: leave it out.")
-        if flag.partition("=")[0] in FILES:
-            raise ConfigError(f"{flag}: the settings of a benchmark are --recipes and single flags.")
+    if fixed := [flag for flag in flags if flag.partition("=")[0] in FIXED]:
+        raise ConfigError(f"{fixed[0]}: a benchmark has --recipes, --seeds, --threads and --output instead.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for value in map(str, recipes):
         path, task = find_recipe(value)

@@ -27,19 +27,9 @@ RECORD = "job.json"  # settings of a run, provenance of each attempt, duration o
 
 
 class Runner:
-    """Runner of jobs, each in ``folder/runs/NAME``.
+    """Runner of jobs, each in ``folder/runs/NAME``: ``workers`` at a time, with ``threads`` of PyTorch each.
 
     Finished jobs are skipped. Interrupted jobs resume from the newest checkpoint.
-
-    Args:
-        folder: Folder of the benchmark.
-        workers: Number of runs at a time.
-        threads: Number of PyTorch threads per run.
-
-    Example:
-        >>> runner = Runner(Path("runs/benchmark"), workers=2, threads=1)
-        >>> runner.folder_of(Job("cartpole", Path("cartpole.yaml"), seed=1)).as_posix()
-        'runs/benchmark/runs/cartpole-1'
     """
 
     def __init__(self, folder: Path, workers: int, threads: int) -> None:
@@ -50,9 +40,8 @@ class Runner:
         self._running: dict[Job, tuple[subprocess.Popen, float]] = {}  # start minus earlier attempts
 
     def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
-        """Run the jobs in order. A failed job is put into ``failed``; the others still run.
+        """Run the jobs in order. A failed job is put into ``failed``; a job that a signal ended resumes.
 
-        A job that a signal ended alone resumes.
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
         ``report`` is called every second and when a job ends. An exception of it ends the running jobs.
         """
@@ -98,10 +87,7 @@ class Runner:
         return json.loads(json.dumps(settings, default=str))
 
     def require_same_settings(self, jobs: Sequence[Job]) -> None:
-        """Raise a ConfigError if the folder has runs with other settings, or runs of other jobs.
-
-        The report would mix them, or leave them out.
-        """
+        """Refuse a folder with runs of other settings or jobs, which the report would mix or leave out."""
         for job in jobs:
             settings, record = self.settings_of(job), self.record_of(job)
             changed = [name for name in settings if record and settings[name] != record["settings"].get(name)]
@@ -110,10 +96,8 @@ class Runner:
                 raise ConfigError(f"{self.folder_of(job)} has a run with other settings {advice}.")
         runs = {path.parent for path in self.folder.glob(f"runs/*/{RECORD}")}
         if others := sorted(path.name for path in runs - {self.folder_of(job) for job in jobs}):
-            raise ConfigError(
-                f"{self.folder} has runs that the report would leave out ({', '.join(others)}): add their"
-                " recipes and seeds, or choose another --output."
-            )
+            runs_of_others = f"{self.folder} has runs that the report would leave out ({', '.join(others)})"
+            raise ConfigError(f"{runs_of_others}: add their recipes and seeds, or choose another --output.")
 
     def record_of(self, job: Job) -> dict[str, Any]:
         """Return the record of a job, which is empty before the first attempt."""

@@ -51,13 +51,7 @@ action = module.predict(observation)  # as the environment returned it; with a m
 
 
 def find_model(source: str | Path) -> Path:
-    """Return the checkpoint of a folder, a bundled agent or a repository ``"OWNER/NAME"``.
-
-    Nothing else of a repository is loaded.
-
-    Raises:
-        ConfigError: There is nothing of this name, or it has no checkpoint.
-    """
+    """Return the checkpoint of a folder, a bundled agent or a repository, of which nothing else is loaded."""
     folder = next((path for path in (user_path(source), ZOO / source) if path.is_dir()), None)
     if folder is None:
         hub = import_extra("huggingface_hub", extra="export")
@@ -67,10 +61,8 @@ def find_model(source: str | Path) -> Path:
             agents = [path.parent.relative_to(ZOO).as_posix() for path in sorted(ZOO.rglob(MODEL))]
             same = {name.rpartition("/")[2]: name for name in reversed(agents)}
             hint = nearest(str(source), {name: name for name in agents} | same) or " (ppo-lightning recipes)."
-            raise ConfigError(
-                f"{source} is neither a folder nor a bundled agent{hint} The download from the Hub failed:"
-                f" {first_line(error)}."
-            ) from error
+            failure = f"The download from the Hub failed: {first_line(error)}."
+            raise ConfigError(f"{source} is neither a folder nor a bundled agent{hint} {failure}") from error
     if not (folder / MODEL).is_file():
         raise ConfigError(f"{source} has no file {MODEL}: give a folder that save_pretrained wrote.")
     return folder / MODEL
@@ -142,8 +134,6 @@ def upload(folder: Path, repo_id: str) -> str:
         address = api.create_repo(repo_id, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=folder)
     except Exception as error:  # network, proxy and server errors have many types
-        raise ConfigError(
-            f"The agent is not uploaded to {repo_id} ({first_line(error)}): check the network, and log in"
-            " with hf auth login."
-        ) from error
+        failure = f"The agent is not uploaded to {repo_id} ({first_line(error)})"
+        raise ConfigError(f"{failure}: check the network, and log in with hf auth login.") from error
     return str(address)

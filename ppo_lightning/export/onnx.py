@@ -129,15 +129,9 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Pat
 def largest_difference(
     agent: Actor, path: str | Path, observation: np.ndarray, columns: Sequence[slice] | None = None
 ) -> float:
-    """Return the largest relative difference between the outputs of an ONNX file and the agent.
+    """Return the largest difference between the outputs of an ONNX file and the agent.
 
-    Differences are divided by 1 + the absolute output of the agent. Discrete actions differ by their indices.
-
-    Args:
-        agent: The agent.
-        path: The ONNX file.
-        observation: Raw observations, [B, ...].
-        columns: Columns of the observations that the file takes. None: all columns.
+    Differences are divided by 1 + the absolute output. The file takes columns of raw observations [B, ...].
     """
     session = import_extra("onnxruntime", extra="export").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]
@@ -160,19 +154,13 @@ def largest_difference(
     )
 
 
-def random_observations(
-    spec: TensorSpec, seed: int = 0, normalizer: ObservationNormalizer | None = None
-) -> np.ndarray:
+def random_observations(spec: TensorSpec, normalizer: ObservationNormalizer | None = None) -> np.ndarray:
     """Draw observations [256, ...]: bytes and choices that a spec allows, and normal numbers.
 
-    Args:
-        spec: Spec of one environment.
-        seed: Seed of the generator.
-        normalizer: Gives the numbers the mean and the standard deviation of training. Otherwise a network
-            might see clipped numbers only.
+    A normalizer gives the numbers the moments of training. Otherwise a network may see clipped numbers only.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         parts = [_draw(part).flatten(1).double() for _, part, _ in columns(spec)]
     rows = torch.cat(parts, dim=1).unflatten(1, stored(spec).shape)
     if (mask := mask_columns(spec)) is not None:

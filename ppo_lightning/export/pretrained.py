@@ -11,10 +11,7 @@ from ppo_lightning.errors import ConfigError
 
 
 class Pretrained:
-    """Mixin of modules whose trained agent can be exported, and loaded from a folder or the Hugging Face Hub.
-
-    The imports of a method are its own: few runs need them.
-    """
+    """Mixin of modules whose trained agent can be exported, and loaded from a folder or the Hub."""
 
     @classmethod
     def from_pretrained(cls: Any, source: str | Path, **kwargs: Any) -> Any:
@@ -28,11 +25,7 @@ class Pretrained:
         return cls.load_from_checkpoint(find_model(source), **kwargs)
 
     def save_pretrained(self: Any, folder: str | Path, repo_id: str = "OWNER/NAME") -> None:
-        """Write the agent and a model card, with what the folder of its run has: video, curve, settings.
-
-        Raises:
-            ConfigError: There is no trained agent.
-        """
+        """Write the agent and a model card, with what the folder of its run has: video, curve, settings."""
         require_trained(self)
         checkpoint, run = self.loaded
         if not checkpoint:  # a Trainer has trained the agent, or read its checkpoint

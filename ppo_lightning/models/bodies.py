@@ -27,10 +27,6 @@ class FastTanh(torch.autograd.Function):
     In a compiled graph it is ten times as fast as the library function.
 
     Source: the coefficients of Eigen's ``ptanh``, which XLA also uses.
-
-    Example:
-        >>> round(FastTanh.apply(torch.tensor(0.5)).item(), 4)
-        0.4621
     """
 
     @staticmethod
@@ -120,17 +116,11 @@ class MLP(nn.Module):
         self.out_features = width
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Map observations [B, D] to features [B, F].
-
-        Raises:
-            RuntimeError: Columns are selected, and the observations have another width.
-        """
+        """Map observations [B, D] to features [B, F]."""
         features = observation
         if self.columns is not None:
             if observation.shape[-1] != self.in_features:
-                raise RuntimeError(
-                    f"observations have {observation.shape[-1]} columns, not {self.in_features}"
-                )
+                raise RuntimeError(f"{observation.shape[-1]} columns, not {self.in_features}")
             features = take_columns(observation, self.columns)
         for layer in self.layers:
             features = self.activation(layer(features))

@@ -42,7 +42,6 @@ class MultiCategoricalHead(DiscreteHead):
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         counts = choice_counts(action_spec)
         self.num_choices = sum(counts)
-        self.num_components = len(counts)
         super().__init__(in_features, self.num_choices)
         # Each component is a row of a table as wide as the largest. Unused cells point past the last logit.
         index = torch.full((len(counts), max(counts)), self.num_choices)
@@ -176,21 +175,14 @@ class CompositeHead(Head):
 
 
 def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Any:
-    """Make the head for a spec of actions: the named one for continuous actions, None for the default.
-
-    Raises:
-        ConfigError: The head does not support these actions.
-    """
+    """Make the head for a spec of actions: the named one for continuous actions, None for the default."""
     if isinstance(action_spec, Composite):
         return CompositeHead(in_features, action_spec, name)
     if callable(name):
         return name(in_features, action_spec)
     kind = "discrete" if isinstance(action_spec, Categorical | OneHot) else "continuous"
     if name is not None and (name == "categorical") != (kind == "discrete"):
-        raise ConfigError(
-            f"env_id has {kind} actions of shape {tuple(action_spec.shape)}, and model.agent.head is {name}:"
-            " leave model.agent.head unset, or choose another environment."
-        )
+        raise ConfigError(f"env_id has {kind} actions, and model.agent.head is {name}: leave it unset.")
     if isinstance(action_spec, MultiCategorical | Binary):
         return MultiCategoricalHead(in_features, action_spec)
     if kind == "discrete":

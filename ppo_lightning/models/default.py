@@ -17,14 +17,6 @@ class DefaultAgent(MLPAgent):
     """The agent that fits the observations: a :class:`CNNAgent` for a picture, otherwise an MLPAgent.
 
     The arguments are those of :class:`MLPAgent`. Without ``norm_obs``, the algorithm chooses.
-
-    Raises:
-        ConfigError: The observations are a picture, and CNNAgent lacks an argument.
-
-    Example:
-        >>> from torchrl.data import Categorical, Unbounded
-        >>> type(DefaultAgent(Unbounded((4,)), Categorical(2, shape=()))).__name__
-        'MLPAgent'
     """
 
     # A class and no function, because the command line reads the arguments of `model.agent` from a class. As
@@ -44,10 +36,7 @@ class DefaultAgent(MLPAgent):
         known = inspect.signature(CNNAgent).parameters
         given = changed(arguments)
         if unknown := given.keys() - known.keys():
-            raise ConfigError(
-                f"env_id has pictures, and model.agent.{min(unknown)} is an argument of MLPAgent: remove it,"
-                " or set model.agent to ppo_lightning.CNNAgent with arguments of its own."
-            )
+            raise ConfigError(f"model.agent.{min(unknown)} is not for pictures, which env_id has: remove it.")
         return CNNAgent(observation_spec, action_spec, **given)
 
 

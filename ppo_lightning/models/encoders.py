@@ -21,15 +21,7 @@ from ppo_lightning.spaces.specs import (
 
 
 class OneHot(nn.Module):
-    """One-hot encoding of several integers in one row.
-
-    Args:
-        numbers: Number of values of each integer.
-
-    Example:
-        >>> OneHot([3, 2])(torch.tensor([[2, 0]])).tolist()
-        [[0.0, 0.0, 1.0, 1.0, 0.0]]
-    """
+    """One-hot encoding of several integers in one row, from the number of values of each."""
 
     source: Tensor
     value: Tensor
@@ -49,16 +41,7 @@ class OneHot(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Conversion of numbers to floats.
-
-    Args:
-        size: Number of columns.
-        largest: Largest value of bytes, by which they are divided.
-
-    Example:
-        >>> Numbers(2)(torch.tensor([[1, 2]])).tolist()
-        [[1.0, 2.0]]
-    """
+    """Conversion of ``size`` numbers to floats, divided by the ``largest`` value of bytes."""
 
     def __init__(self, size: int, largest: float = 1.0) -> None:
         super().__init__()
@@ -71,25 +54,11 @@ class Numbers(nn.Module):
 
 
 class Encoders(nn.Module):
-    """One encoder per part of an observation, followed by a body.
+    """One encoder per part of an observation, or per named part, followed by a body for their total width.
 
     A discrete part is one-hot encoded, a picture goes through a :class:`NatureCNN`, bytes are divided by the
-    largest value of their space, and other numbers are unchanged. The action mask is excluded, because only
-    the head uses it.
-
-    Args:
-        observation_spec: Spec of one environment. :func:`~ppo_lightning.spaces.specs.columns` defines the
-            columns.
-        body: Makes the body from the total width of the encoded parts.
-        names: Names of the parts to encode. None: all parts.
-        normalized: Whether numbers are normalized already.
-
-    Example:
-        >>> from torchrl.data import Composite, Unbounded
-        >>> spec = Composite(place=Categorical(3, shape=()), speed=Unbounded((2,)))
-        >>> encoders = Encoders(spec, Numbers)
-        >>> encoders(torch.tensor([[2.0, 0.5, 0.5]])).tolist()
-        [[0.0, 0.0, 1.0, 0.5, 0.5]]
+    largest value of their space unless they are normalized, and other numbers are unchanged. The action mask
+    is excluded, because only the head uses it.
     """
 
     def __init__(
@@ -114,11 +83,7 @@ class Encoders(nn.Module):
             self.microbatch_size = NatureCNN.microbatch_size
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Map observations [B, ...] to features [B, F].
-
-        Raises:
-            RuntimeError: The observations have a wrong number of columns.
-        """
+        """Map observations [B, ...] to features [B, F]."""
         rows = observation.flatten(1)
         if rows.shape[1] != self._size:
             raise RuntimeError(f"observations have {rows.shape[1]} columns, not {self._size}")

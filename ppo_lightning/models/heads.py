@@ -1,8 +1,4 @@
-"""Action distributions.
-
-A distribution draws noise separately from its parameters, so that the collector can draw the noise in
-advance.
-"""
+"""Action distributions, whose noise is separate from their parameters: collectors draw it in advance."""
 
 import math
 from abc import abstractmethod
@@ -33,11 +29,6 @@ class Float32Linear(nn.Linear):
 
     The ratio of the policy loss is the exponential of a difference of log-probabilities. Logits of 5 in
     bfloat16 have an error of 0.02, which would be the relative error of the ratio.
-
-    Example:
-        >>> with torch.autocast("cpu", torch.bfloat16):
-        ...     Float32Linear(4, 2)(torch.zeros(3, 4)).dtype
-        torch.float32
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -140,16 +131,7 @@ class Head(ActionHead):
 
 
 class BoxHead(ActionHead):
-    """Base class of what chooses vectors of continuous actions between bounds.
-
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions.
-
-    Raises:
-        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
-            widths.
-    """
+    """Base class of what chooses vectors of continuous actions between bounds."""
 
     low: Tensor
     high: Tensor
@@ -248,9 +230,7 @@ class CategoricalHead(DiscreteHead):
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if isinstance(action_spec, OneHot):
-            raise ConfigError(
-                "env_id has one-hot actions: make the environment with categorical_action_encoding=True."
-            )
+            raise ConfigError("env_id has one-hot actions: make it with categorical_action_encoding=True.")
         self.num_choices = int(action_spec.space.n)
         super().__init__(in_features, self.num_choices)
         self.noise_shape = torch.Size([self.num_choices])
@@ -361,11 +341,7 @@ def gumbel(*shape: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
-    """Return the bounds [A] of continuous actions.
-
-    Raises:
-        ConfigError: A Gaussian cannot represent the actions.
-    """
+    """Return the bounds [A] of continuous actions."""
     shape, low, high = tuple(spec.shape), -1, 1
     if isinstance(spec, Bounded) and shape != (0,):
         low, high = spec.space.low.min().item(), spec.space.high.max().item()

@@ -22,17 +22,11 @@ CONTRACT = (
 
 
 def require_agent_maker(maker: Callable[..., Any], kind: type[Actor] = ActorCritic) -> None:
-    """Check that ``model.agent`` makes an agent of a kind, as far as a class or an object shows.
-
-    Raises:
-        ConfigError: It is a network, or a class of other networks. The message names the contract.
-    """
+    """Check that ``model.agent`` makes an agent of a kind, as far as a class or an object shows."""
     made = getattr(maker, "func", maker)  # of functools.partial
     if isinstance(made, Actor):
-        raise ConfigError(
-            f"model.agent is an agent, and each run makes its own: give the class, {type(made).__name__}, or"
-            f" functools.partial({type(made).__name__}, ...) with arguments."
-        )
+        name = type(made).__name__
+        raise ConfigError(f"model.agent is an agent: give its class, or functools.partial({name}, ...).")
     if isinstance(made, nn.Module) or (isinstance(made, type) and not issubclass(made, kind)):
         name = made.__name__ if isinstance(made, type) else f"an object of {type(made).__name__}"
         raise ConfigError(f"model.agent is {name}: it must be {CONTRACT.format(kind.__name__)}.")
@@ -44,11 +38,7 @@ def make_agent(
     action_spec: TensorSpec,
     kind: type[Actor] = ActorCritic,
 ) -> Any:
-    """Make an agent of a kind for the specs of one environment.
-
-    Raises:
-        ConfigError: The maker does not take the specs, or makes something else.
-    """
+    """Make an agent of a kind for the specs of one environment."""
     contract = CONTRACT.format(kind.__name__)
     try:
         agent = maker(observation_spec, action_spec)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ class Memory(nn.Module):
         >>> output.shape, state.shape
         (torch.Size([2, 8]), torch.Size([2, 16]))
     """
-
-    kind: ClassVar[MemoryName]
 
     def __init__(self, cell: nn.Module, out_features: int, state_size: int) -> None:
         super().__init__()
@@ -91,8 +89,6 @@ class LSTM(Memory):
         torch.Size([2, 5, 8])
     """
 
-    kind = "lstm"
-
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(nn.LSTM(in_features, out_features), out_features, 2 * out_features)
 
@@ -136,11 +132,7 @@ class LSTM(Memory):
     def _run_segments(
         self, rows: Tensor, first: Tensor, lengths: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run segments of rows [n * T, F] in parallel, given their first rows, lengths [S] and states [S, M].
-
-        Returns:
-            Output of the R rows in these segments, [R, H], and their indices [R].
-        """
+        """Run S segments of rows [n * T, F] in parallel; return output [R, H] and indices of R rows."""
         time = torch.arange(int(lengths.max()), device=rows.device)[:, None]  # [L, 1]
         indices = first + time  # [L, S]
         is_real = time < lengths
@@ -184,8 +176,6 @@ class MinGRU(Memory):
         >>> MinGRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape
         torch.Size([2, 5, 8])
     """
-
-    kind = "min_gru"
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(nn.Linear(in_features, 2 * out_features), out_features, out_features)

@@ -88,23 +88,14 @@ class MLPAgent(ActorCritic):
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
-            raise ConfigError(
-                f"env_id has pictures of shape {tuple(observation_spec.shape)}, and MLPAgent takes pictures"
-                " beside other parts only: set model.agent to ppo_lightning.CNNAgent."
-            )
+            raise ConfigError("env_id has pictures: set model.agent to ppo_lightning.CNNAgent.")
         entries = choose_entries(observation_spec, actor_keys, critic_keys)
         separate = entries is not None and entries.actor != entries.critic
         if entries is not None and separate and shared:
-            raise ConfigError(
-                f"model.agent.shared is true, but the actor reads {describe(entries.actor)} and the critic"
-                f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
-                " critic_keys to the same entries."
-            )
+            read = f"The actor reads {describe(entries.actor)} and the critic {describe(entries.critic)}"
+            raise ConfigError(f"{read}: set model.agent.shared to false.")
         if shared and critic_hidden_sizes is not None:
-            raise ConfigError(
-                "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
-                " no body of its own: remove one of them."
-            )
+            raise ConfigError("model.agent.critic_hidden_sizes and shared are set: remove one of them.")
         policy = functools.partial(self.network, hidden_sizes=hidden_sizes, activation=activation)
         value = policy
         if critic_hidden_sizes is not None:

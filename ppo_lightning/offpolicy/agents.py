@@ -23,13 +23,9 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 class ExploringHead(ActionHead):
-    """Base class of heads whose noise the algorithm scales. A checkpoint keeps the scale.
+    """Base class of heads whose noise the algorithm scales. A checkpoint keeps the scale."""
 
-    Attributes:
-        exploration: Scale of the noise: epsilon of DQN, a factor of the noise of others. None: actions are
-            uniformly random, as before ``learning_starts``.
-    """
-
+    # Epsilon of DQN, a factor of the noise of others. None, before `learning_starts`: random actions
     exploration: float | None = 0.0
 
 
@@ -111,12 +107,7 @@ class Critics(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """Critic Q(s, a) of continuous actions.
-
-    Args:
-        agent: The agent, whose actions, hidden layers and normalization are those of the critic.
-        observation_spec: Spec of one environment.
-    """
+    """Critic Q(s, a) of continuous actions, with the hidden layers and the normalization of an agent."""
 
     def __init__(self, agent: OffPolicyAgent, observation_spec: TensorSpec) -> None:
         super().__init__()

@@ -75,11 +75,6 @@ class FrameBuffer(ReplayBuffer):
     the same environment, shares is stored once: a million transitions of Atari take 7.5 GB instead of 56 GB.
     Stacks are compared, so that any rule for the stack after a reset is reproduced. If short episodes, which
     begin with a whole stack, use up the frames, the oldest transitions are dropped.
-
-    Args:
-        capacity: Largest number of transitions.
-        num_envs: Number of environments N, whose transitions alternate.
-        channels: Frames C of a stack.
     """
 
     def __init__(self, capacity: int, num_envs: int, channels: int) -> None:

@@ -23,11 +23,8 @@ class ContinuousHead(SquashedHead, ExploringHead):
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if isinstance(action_spec, Composite) or not action_spec.dtype.is_floating_point:
-            raise ConfigError(
-                f"env_id has actions of kind {type(action_spec).__name__}, and DDPG, TD3 and SAC take vectors"
-                " of continuous actions: use DQN, C51 or DiscreteSAC for discrete actions, PPO for several"
-                " parts."
-            )
+            kind = type(action_spec).__name__
+            raise ConfigError(f"env_id has {kind} actions, not vectors: use DQN, C51 or DiscreteSAC, or PPO.")
         super().__init__(in_features, action_spec)
         self.linear = Float32Linear(in_features, self.outputs_per_action * len(self.low))
 

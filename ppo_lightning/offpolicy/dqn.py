@@ -24,11 +24,8 @@ class ChoiceHead(ExploringHead):
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if type(action_spec) is not Categorical or action_spec.ndim:
-            raise ConfigError(
-                f"env_id has actions of kind {type(action_spec).__name__}, and DQN, C51 and DiscreteSAC"
-                " choose one of several actions: use SAC, TD3 or DDPG for continuous actions, PPO for several"
-                " components."
-            )
+            kind = type(action_spec).__name__
+            raise ConfigError(f"env_id has {kind} actions, not one choice: use SAC, TD3 or DDPG, or PPO.")
         self.num_choices = int(action_spec.space.n)
         super().__init__(in_features, self.num_choices)
         self.noise_shape = torch.Size([self.num_choices])
@@ -64,16 +61,8 @@ class QHead(ChoiceHead):
         return q_values, q_values.softmax(-1)
 
 
-class QAgent(OffPolicyAgent):
-    """Agent of DQN. The arguments are those of :class:`OffPolicyAgent`.
-
-    Example:
-        >>> from torchrl.data import Unbounded
-        >>> QAgent(Unbounded((4,)), Categorical(2, shape=())).mode(torch.zeros(3, 4)).shape
-        torch.Size([3])
-    """
-
-    default_head: Any = QHead
+class ChoiceAgent(OffPolicyAgent):
+    """Base class of agents that choose one of several actions."""
 
     def __init__(
         self,
@@ -84,16 +73,28 @@ class QAgent(OffPolicyAgent):
     ) -> None:
         super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
 
+    def q_values(self, observation: Tensor) -> Tensor:
+        """Return Q(s, a), or the logits of a policy, [B, A]; very low for forbidden actions."""
+        return self.head.logits(self.actor_body(observation), self.allowed(observation))
+
+
+class QAgent(ChoiceAgent):
+    """Agent of DQN. The arguments are those of :class:`OffPolicyAgent`.
+
+    Example:
+        >>> from torchrl.data import Unbounded
+        >>> QAgent(Unbounded((4,)), Categorical(2, shape=())).mode(torch.zeros(3, 4)).shape
+        torch.Size([3])
+    """
+
+    default_head: Any = QHead
+
     def play(self, observation: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
         """Return the best actions and their values as ``state_value`` [B], see :meth:`Actor.play`."""
         observation = self.normalize(observation)
         features, _ = self.features(observation)
         action = self.head.choose(features, None, self.allowed(observation))
         return {"action": action, "state_value": self.head.logits(features, None).amax(-1)}
-
-    def q_values(self, observation: Tensor) -> Tensor:
-        """Return Q(s, a), [B, A]; very low for forbidden actions."""
-        return self.head.logits(self.actor_body(observation), self.allowed(observation))
 
 
 class DQN(OffPolicyModule):

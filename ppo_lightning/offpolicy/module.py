@@ -67,9 +67,6 @@ class OffPolicyModule(AgentModule):
             uninterrupted one to the bit. A preempted run always writes it.
         compile: Compile losses, gradients, Adam and target networks into one graph.
         agent: Makes the agent from the specs of observations and actions.
-
-    Raises:
-        ConfigError: A number is out of its range, or does not fit the batches.
     """
 
     head: ClassVar[type]  # of the agent
@@ -338,15 +335,10 @@ class OffPolicyModule(AgentModule):
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif 0 < self.env_steps < self.data.plan.num_frames:
             self._refilled_at = self.env_steps + self.learning_starts
-            problem = (
-                f"The checkpoint has no replay buffer of this size: {self.learning_starts} steps of"
-                " its policy refill it before learning resumes"
-            )
+            steps = f"{self.learning_starts} steps of its policy refill it"
+            problem = f"The checkpoint has no replay buffer of this size: {steps} before learning resumes"
             if not self.due(self.env_steps, self.data.plan.num_frames):
-                raise ConfigError(
-                    f"{problem}, and the run ends before: raise data.total_timesteps or lower"
-                    " model.learning_starts."
-                )
+                raise ConfigError(f"{problem}, and the run ends before: raise data.total_timesteps.")
             rank_zero_warn(f"{problem} (model.save_buffer saves it).")
 
     @property
@@ -356,13 +348,10 @@ class OffPolicyModule(AgentModule):
 
     @property
     def minibatch_size(self) -> int:
-        """Number of transitions of a minibatch on this rank."""
+        """Number of transitions of a minibatch on this rank, all of which are differentiated at once."""
         return self.hparams.batch_size
 
-    @property
-    def microbatch_size(self) -> int:
-        """Number of transitions that are differentiated at once: all of a minibatch."""
-        return self.hparams.batch_size
+    microbatch_size = minibatch_size
 
 
 def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:

@@ -1,8 +1,7 @@
 """Soft actor-critic."""
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,20 +39,6 @@ class SquashedGaussianHead(ContinuousHead):
         slope = (self.high - self.low) / 2 * (1 - raw.tanh().square()) + 1e-6
         log_prob = -noise.square() / 2 - log_std - math.log(2 * math.pi) / 2 - slope.log()
         return self.squashed(raw), log_prob.sum(-1)
-
-
-class Noise(NamedTuple):
-    """Normal noise of an update, each [B, A], which selects actions."""
-
-    next_action: Tensor
-    actions: Sequence[Tensor]  # of each update of the policy
-    fresh_actions: Sequence[Tensor]  # after each of these updates, for the temperature
-
-    @classmethod
-    def from_rows(cls, noise: Tensor) -> "Noise":
-        """Split the noise of a minibatch, [B, 1 + 2 * ``policy_frequency``, A]."""
-        next_action, *others = noise.unbind(1)
-        return cls(next_action, others[::2], others[1::2])
 
 
 class SACAgent(OffPolicyAgent):
@@ -118,7 +103,7 @@ class SAC(OffPolicyModule):
     def make_critics(self, specs: Specs) -> Any:
         """Build two critics, and set the shape of the noise."""
         num_actions = len(self.agent.head.low)
-        # See `Noise`.
+        # Of the next action, and before and after each update of the policy.
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
         return Critics(Critic(self.agent, specs.observation) for _ in range(2))
 
@@ -129,11 +114,11 @@ class SAC(OffPolicyModule):
 
     def update(self, minibatch: Minibatch, due: Delayed) -> Metrics:
         """Update the critics and, if they are due, the policy, the temperature and the target critics."""
-        noise = Noise.from_rows(minibatch["noise"])
-        metrics = self.update_critics(minibatch, self.next_value(minibatch, noise.next_action))
+        next_noise, *noises = minibatch["noise"].unbind(1)
+        metrics = self.update_critics(minibatch, self.next_value(minibatch, next_noise))
         if due.policy:
-            for action, fresh_action in zip(noise.actions, noise.fresh_actions, strict=True):
-                metrics |= self.update_actor(minibatch["observation"], action, fresh_action)
+            for noise, fresh_noise in zip(noises[::2], noises[1::2], strict=True):
+                metrics |= self.update_actor(minibatch["observation"], noise, fresh_noise)
         if due.target:
             self.move_target(self.critics, self.target_critics)
         return metrics

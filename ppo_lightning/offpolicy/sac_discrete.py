@@ -2,17 +2,14 @@
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
 
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models.heads import gumbel
-from ppo_lightning.offpolicy.agents import OffPolicyAgent
-from ppo_lightning.offpolicy.dqn import DECISIVE, ChoiceHead
+from ppo_lightning.offpolicy.dqn import DECISIVE, ChoiceAgent, ChoiceHead
 from ppo_lightning.offpolicy.module import AgentMaker
 from ppo_lightning.offpolicy.sac import SAC
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -37,22 +34,10 @@ class SoftmaxHead(ChoiceHead):
         return probabilities, probabilities
 
 
-class DiscreteSACAgent(OffPolicyAgent):
-    """Agent of :class:`DiscreteSAC`, with He's initialization.
+class DiscreteSACAgent(ChoiceAgent):
+    """Agent of :class:`DiscreteSAC`, with He's initialization. The arguments are as for :class:`QAgent`."""
 
-    The arguments are those of :class:`OffPolicyAgent`.
-    """
-
-    default_head: Any = SoftmaxHead
-
-    def __init__(
-        self,
-        observation_spec: TensorSpec,
-        action_spec: TensorSpec,
-        hidden_sizes: Sequence[int] = (120, 84),
-        norm_obs: bool = False,
-    ) -> None:
-        super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
+    default_head = SoftmaxHead
 
     def initialize(self, network: nn.Module) -> None:
         """Draw normal weights by He's rule, without biases."""
@@ -61,10 +46,6 @@ class DiscreteSACAgent(OffPolicyAgent):
                 layer.reset_parameters()  # keeps seeded weights, whose random numbers follow PyTorch's
                 nn.init.kaiming_normal_(layer.weight)
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-
-    def logits(self, observation: Tensor) -> Tensor:
-        """Return the logits of the policy, or as a critic Q(s, a), [B, A]; very low for forbidden actions."""
-        return self.head.logits(self.actor_body(observation), self.allowed(observation))
 
 
 class DiscreteCritics(nn.ModuleList):
@@ -76,7 +57,7 @@ class DiscreteCritics(nn.ModuleList):
 
     def all_values(self, observation: Tensor) -> Tensor:
         """Return the values of all actions, [C, B, A]."""
-        return torch.stack([critic.logits(observation) for critic in self])  # type: ignore[operator]
+        return torch.stack([critic.q_values(observation) for critic in self])  # type: ignore[operator]
 
 
 class DiscreteSAC(SAC):
@@ -126,5 +107,5 @@ class DiscreteSAC(SAC):
 
     def evaluate(self, observation: Tensor, noise: Tensor, critics: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return smallest value, log-probability and probability of all actions, each [B, A]."""
-        log_probs = self.agent.logits(observation).log_softmax(-1)
+        log_probs = self.agent.q_values(observation).log_softmax(-1)
         return critics.all_values(observation).amin(0).detach(), log_probs, log_probs.exp()

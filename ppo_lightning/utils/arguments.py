@@ -18,12 +18,7 @@ _LARGE = re.compile(r"(\d+(?:\.\d+)?)(e\d{1,2}|k|M)")
 
 
 def as_integer(value: Any) -> Any:
-    """Return the integer that ``1e4``, ``500k`` or ``1.5M`` means, and any other value as it is.
-
-    Example:
-        >>> as_integer("500k"), as_integer(1e4), as_integer("1.5")
-        (500000, 10000, '1.5')
-    """
+    """Return the integer that ``1e4``, ``500k`` or ``1.5M`` means, and any other value as it is."""
     if isinstance(value, str) and (match := _LARGE.fullmatch(value)):
         number = Decimal(match[1] + {"k": "e3", "M": "e6"}.get(match[2], match[2]))
         return int(number) if number == int(number) else value
@@ -32,21 +27,10 @@ def as_integer(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """Range of a numeric argument, declared as ``Annotated[float, Range(0, 1)]``.
-
-    Args:
-        low: Smallest value.
-        high: Largest value. None: any finite number. ``math.inf``: infinity, too, which disables a limit.
-
-    Example:
-        >>> Range(0, 1).holds(0.99, Real)
-        True
-        >>> Range(0, 1)
-        between 0 and 1
-    """
+    """Range of a numeric argument, declared as ``Annotated[float, Range(0, 1)]``."""
 
     low: float
-    high: float | None = None
+    high: float | None = None  # None: any finite number; ``math.inf``: infinity, too, which disables a limit
 
     def __repr__(self) -> str:
         if self.low == -math.inf:
@@ -77,22 +61,15 @@ class ArgumentError(ConfigError, TypeError):
 
 
 class NamedArguments:
-    """Base of a class whose users may write an argument of another package.
-
-    Raises:
-        ArgumentError: A keyword is unknown, or the first argument is a name where the class takes a number.
-            The message names the argument that was probably meant.
-    """
+    """Base of a class whose users may write an argument of another package."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Check the names before Python does, whose error has no suggestion."""
+        """Name the argument that was probably meant, which Python's error does not."""
         taken = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
         first = next(iter(taken.values()), None)
         if first is not None and args and isinstance(args[0], str) and "float" in str(first.annotation):
-            raise ArgumentError(
-                f"{cls.__name__}'s first argument is {first.name}, not {args[0]!r}: name the environment in"
-                " RolloutDataModule(env_id=...), and a network by agent=..."
-            )
+            remedy = "name the environment in RolloutDataModule(env_id=...), and a network by agent=..."
+            raise ArgumentError(f"{cls.__name__}'s first argument is {first.name}, not {args[0]!r}: {remedy}")
         names = list(taken)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
             # Classes of this package pass other arguments on; those of users may read any.
@@ -115,9 +92,6 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         function: Function that declares the arguments.
         values: Value of each argument, by name: ``locals()`` in the first line of the function.
         group: Prefix of the arguments in a configuration, for example ``model``.
-
-    Raises:
-        ConfigError: An argument is invalid. The message names the first one.
     """
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = parameter.annotation
@@ -165,11 +139,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def require_options(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:
-    """Check that a function has all options among its keyword-only parameters.
-
-    Raises:
-        ConfigError: An option does not exist. The message names the one that was probably meant.
-    """
+    """Check that a function has all options among its keyword-only parameters."""
     known = [p.name for p in parameters_of(function).values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(options.keys() - set(known)):
         hint = nearest(name, known) or f": they are {', '.join(known)}."

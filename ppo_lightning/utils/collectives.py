@@ -39,12 +39,7 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def averaged(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
-    """Return tensors averaged over all ranks, which exchange them as one vector. This is a collective.
-
-    Args:
-        tensors: Tensors of one dtype, on a device that the group's backend supports.
-        group: Process group. None: the default one.
-    """
+    """Return tensors of one dtype averaged over all ranks, which exchange one vector. A collective."""
     vector = torch.cat([tensor.flatten() for tensor in tensors]).div_(world_size())
     dist.all_reduce(vector, group=group)
     parts = vector.split([tensor.numel() for tensor in tensors])
@@ -86,10 +81,9 @@ def cpu_group() -> Any:
 
 
 def new_group() -> Any:
-    """Return the CPU group for the collectives of a second thread, None on a single rank.
+    """Return the CPU group for a second thread, None on a single rank. This is a collective.
 
     Two threads must not share a group, because all ranks must call the collectives of a group in one order.
-    This is a collective.
     """
     return _gloo_group(dist.group.WORLD, second=True) if world_size() > 1 else None
 

@@ -26,15 +26,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
 
     PyTorch caches graphs per function code. Objects of one class would share the cache although their methods
     depend on the object, and PyTorch stops compiling after eight graphs (eight runs in a notebook). A copy of
-    the code gives each object a cache of its own.
-
-    Args:
-        method: The bound method.
-        fullgraph: As for ``torch.compile``.
-        options: As for ``torch.compile``.
-
-    Raises:
-        ConfigError: At the first call: the method cannot be compiled on this machine.
+    the code gives each object a cache of its own. The options are those of ``torch.compile``.
     """
     function = method.__func__  # type: ignore[attr-defined]
     code = function.__code__.replace()
@@ -55,10 +47,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
         except Interrupted:
             return call(*args)
         except FailOnRecompileLimitHit as error:
-            raise ConfigError(
-                "model.compile compiles anew for each value of an attribute, as from data.set_attr, and there"
-                " were too many: leave model.compile off."
-            ) from error
+            raise ConfigError("model.compile compiles too many graphs: leave model.compile off.") from error
         except (*COMPILER_ERRORS, OSError) as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
@@ -72,11 +61,7 @@ def replay(method: Callable[..., Any], tensors: Iterable[Tensor], options: dict[
     """Compile a method of small operations for a GPU, which replays their launches as CUDA graphs.
 
     An update of SAC with 256 rows takes a quarter of the time of a graph whose kernels Python launches.
-
-    Args:
-        method: The bound method.
-        tensors: What the method changes in place. Their memory must stay the same.
-        options: As for ``torch.compile``.
+    The memory of the tensors, which the method changes in place, must stay the same.
     """
     for tensor in tensors:
         mark_static_address(tensor)
@@ -113,11 +98,8 @@ def compile_scan(method: Callable[..., Any], cpp_loop: bool) -> Any:
     """Compile a method with a ``scan`` for its object alone, see :func:`compile_per_instance`.
 
     PyTorch stores the graph on disk, so that the next run of the same settings compiles for a shorter time.
-
-    Args:
-        method: The bound method.
-        cpp_loop: Make the loop C++, on the CPU. For four CartPoles it takes half the time of the loop in
-            Python. Compilation takes longer, for large graphs by minutes.
+    On the CPU, a loop in C++ takes half the time of one in Python for four CartPoles. Its compilation takes
+    longer, for large graphs by minutes.
     """
     options = {**STORE_SCAN, "cpp_wrapper": True} if cpp_loop else STORE_SCAN
     return compile_per_instance(method, options=options)

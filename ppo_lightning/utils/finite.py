@@ -15,15 +15,8 @@ def require_finite(
 ) -> None:
     """Raise an error if an output of the environments is non-finite, also as float32, which networks take.
 
-    Args:
-        key: Name of the values.
-        values: Values of one step [N, ...], or rewards of a rollout [N, T].
-        step: Number of steps that each environment made before.
-        first_env: Global index of the first environment.
-        rows: Mask over all environments that marks those of ``values``, None for all environments.
-
-    Raises:
-        NonFiniteError: A value is NaN or infinite. The message names key, environment and step.
+    The values are of one step [N, ...], or rewards of a rollout [N, T], after a number of steps. ``rows`` is
+    a mask over all environments that marks those of ``values``, None for all.
     """
     # A small sum of squares proves that all values are finite. It may be large: then check each value.
     if values.dtype.kind != "f" or np.vdot(values, values) < LARGEST or (abs(values) <= LARGEST).all():

@@ -12,10 +12,6 @@ def lazy_exports(package: str, file: str) -> Callable[[str], Any]:
 
     A run then imports only what it uses. The package imports its names below ``if TYPE_CHECKING:``, where
     type checkers and documentation tools find them, and so does this function.
-
-    Args:
-        package: ``__name__`` of the package.
-        file: ``__file__`` of the package.
     """
     modules = {
         alias.name: node.module

@@ -11,14 +11,7 @@ from ppo_lightning.errors import first_line
 
 
 class LastingStream:
-    """Stream that loses text, and raises nothing, on a full disk, in a closed pipe or if it is not Unicode.
-
-    Args:
-        stream: By default, None, text is lost: the process has no such stream.
-
-    Example:
-        >>> sys.stdout = LastingStream(sys.stdout)
-    """
+    """Stream that loses text and raises nothing on a full disk, in a closed pipe or if it is not Unicode."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
@@ -53,10 +46,6 @@ def say(message: str, stream: IO[str] | None = None) -> None:
     """Print a message above the progress bars, one line at a time.
 
     In a notebook, Rich prints the rest of a text after a newline again and again.
-
-    Args:
-        message: One or several lines.
-        stream: By default standard output.
     """
     from tqdm import tqdm
 

@@ -26,15 +26,7 @@ class StepWatch:
     A thread counts ticks of at most one second. The time during which the process is stopped (SIGSTOP, a
     suspended machine) counts as one tick. A step that holds the GIL blocks the thread, and is found by the
     timer of ``faulthandler`` after ten times the timeout. This timer runs outside of Python. It counts the
-    time during which the process is stopped by SIGSTOP, too.
-
-    Args:
-        timeout: Maximum duration of a step in seconds, None for no limit.
-
-    Example:
-        >>> watch = StepWatch(timeout=60.0)
-        >>> watch.step_begins()
-        >>> watch.stop()
+    time during which the process is stopped by SIGSTOP, too. A timeout of None is no limit.
     """
 
     def __init__(self, timeout: float | None) -> None:

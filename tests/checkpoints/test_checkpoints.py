@@ -189,14 +189,12 @@ def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_na
         pass
 
     callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
-    with pytest.warns(
-        UserWarning, match=r"inside a function: .* define the class at the top level of a module"
-    ):
+    with pytest.warns(UserWarning, match="inside a function: .* define it at the top of a module"):
         module = fit(SMALL, {"agent": Inner}, callbacks=[callback], **EVERY_2)
     make_trainer().fit(module, RolloutDataModule(**SMALL))
     resumed = fit(SMALL, {"agent": Inner}, ckpt_path=tmp_path / "saved/step=128.ckpt", **EVERY_2)
     assert resumed.env_steps == 384
-    with pytest.raises(ConfigError, match=r"Inner, a class inside a function, which cannot be imported"):
+    with pytest.raises(ConfigError, match=r"Inner: import that class"):
         PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
 
 

@@ -64,7 +64,7 @@ def test_a_checkpoint_with_another_structure_ends_in_one_sentence(name, edited, 
 
 OBSERVATION, ACTION = (("agent", f"{kind}_spec") for kind in ("observation", "action"))
 ARGUMENTS = ("agent", "init_args")
-SPACE, WEIGHTS, BUILD = "names a space of", "where the module has", "cannot be built from its settings"
+SPACE, WEIGHTS, BUILD = "names a space of", "where the module has", "cannot be built"
 AGENTS = {  # the sentence, and the entry with its value
     "a giant argument": ("does not have", *ARGUMENTS, {"x" * 10**7: 1}),
     "giant layers": (WEIGHTS, *ARGUMENTS, "hidden_sizes", [10**6, 10**6]),
@@ -219,7 +219,7 @@ def test_an_agent_of_the_user_is_found_once_its_module_is_imported(edited, tmp_p
     (tmp_path / f"{MALICIOUS}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     path = edited("agent", "class_path", f"{MALICIOUS}.Mine")
-    with pytest.raises(ConfigError, match="import that class before loading the checkpoint"):
+    with pytest.raises(ConfigError, match="import that class before loading it"):
         PPO.load_from_checkpoint(path)
     importlib.import_module(MALICIOUS)
     try:
@@ -236,8 +236,8 @@ def test_code_that_no_flag_names_is_named_by_the_settings_of_the_run(run, edited
 
 def test_classes_and_environments_that_moved_are_found(edited, output_of, monkeypatch):
     rows = {
-        "ppo_lightning.former": "ppo_lightning.models.mlp",
-        "ppo_lightning.toys": "ppo_lightning.envs.tasks",
+        "ppo_lightning.former.MLPAgent": "ppo_lightning.models.mlp.MLPAgent",
+        "ppo_lightning.toys:CartPole-v1": "ppo_lightning.envs.tasks:CartPole-v1",
     }
     monkeypatch.setattr("ppo_lightning.checkpoints.moved.MOVED", rows)
     path = edited("agent", "class_path", "ppo_lightning.former.MLPAgent")
@@ -302,7 +302,7 @@ def test_a_run_is_not_resumed_from_weights_only(run, edited, refusal_of):
         last_checkpoint(".", env_id=Forked) == last_checkpoint(".", env_id=path_of_class) == "of_a_class.ckpt"
     )
     assert PPO.load_from_checkpoint(path).env_steps == 128
-    assert "it has no optimizer_states" in refusal_of("fit", "--ckpt_path", path, *flags)
+    assert "weights only (no optimizer_states)" in refusal_of("fit", "--ckpt_path", path, *flags)
 
 
 WRITER = """

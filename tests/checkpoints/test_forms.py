@@ -74,7 +74,7 @@ def test_every_door_reads_every_form(form, forget, fit, output_of, refusal_of, t
             forget()
             output_of(command, "--ckpt_path", path, *flags, *remedy)
     forget()
-    with pytest.raises(ConfigError, match="import that class before loading the checkpoint"):
+    with pytest.raises(ConfigError, match="import that class before loading it"):
         PPO.load_from_checkpoint(path)
     users = importlib.import_module("users")
     for owner in (PPO, users.MyPPO):

@@ -31,7 +31,7 @@ WRONG = {
     "--data.env_id CartPol-v1": "'CartPol-v1' is not an environment of Gymnasium: did you mean CartPole-v1",
     "--data.env_id Pendulum-v1 --model.agent.init_args.head categorical": "continuous .*head is categorical",
     "--data.env_id tests.nowhere": "env_id 'tests.nowhere' cannot be imported",
-    "--model.agent.init_args.head gaussian": "discrete actions .* model.agent.head is gaussian",
+    "--model.agent.init_args.head gaussian": "discrete actions, and model.agent.head is gaussian",
     "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change",
     "--model.desired_kl 0.01": "model.desired_kl and model.anneal_lr set the learning rate",
     "--model.num_minibatches 512": "model.num_minibatches = 512 makes minibatches of one step",

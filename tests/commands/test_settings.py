@@ -133,7 +133,7 @@ ASKED = {
         {"env_id": gym.make("CartPole-v1")},
         {"data": FUNCTION},
     ),
-    "make the environment with categorical_action_encoding=True": (PPO, {}, ONE_HOT, {"data": CATEGORICAL}),
+    "make it with categorical_action_encoding=True": (PPO, {}, ONE_HOT, {"data": CATEGORICAL}),
 }
 
 
@@ -325,7 +325,7 @@ def test_huge_rewards_are_advised_to_be_normalized(fit):
     data = SMALL | {"env_id": "HugeReward-v0"}
     with pytest.raises(
         NonFiniteError,
-        match=r"losses/\w+ is \w+ after .*: lower the learning rate or, if rewards are large, scale them",
+        match=r"losses/\w+ is \w+ after .*: lower the learning rate, or scale large rewards",
     ):
         fit(data, {"norm_adv": False})
     fit(data, {"norm_reward": True})

@@ -240,7 +240,7 @@ GAMMA = "parameters: {model.gamma: {choices: [0.9, 0.99]}}"
     ("space", "args", "sentence"),
     [
         (SPACE, ["--trials", "0"], "must be at least 1."),
-        (SPACE, ["--seed_everything", "3"], "a benchmark sets the seeds (--seeds)"),
+        (SPACE, ["--seed_everything", "3"], "a benchmark has --recipes, --seeds"),
         (SPACE, ["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
         (GAMMA.replace("gamma", "gama"), [], "did you mean --model.gamma"),
         (GAMMA.replace("model.", ""), [], "--gamma: only flags --model.*"),

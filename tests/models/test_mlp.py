@@ -33,7 +33,7 @@ def test_a_policy_without_hidden_layers_is_linear():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"shared": True, "critic_hidden_sizes": (64,)}, "no body of its own"),
+        ({"shared": True, "critic_hidden_sizes": (64,)}, "remove one of them"),
         ({"critic_hidden_sizes": (0,)}, "critic_hidden_sizes"),
     ],
 )

@@ -181,7 +181,7 @@ def test_networks_are_loaded_exported_and_validated(trained, make_trainer, tmp_p
     if name == "transformer":
         assert PPO.load_from_checkpoint(path).agent.actor_network.out.out_features == 2
     else:
-        with pytest.raises(ConfigError, match=r"actor and critic were objects .* load_from_checkpoint\("):
+        with pytest.raises(ConfigError, match=r"networks were objects.* load_from_checkpoint\("):
             PPO.load_from_checkpoint(path)
     loaded = PPO.load_from_checkpoint(path, **modules)
     make_trainer(limit_val_batches=1).validate(loaded, module.data, verbose=False)
@@ -222,7 +222,7 @@ def test_a_file_names_no_function_and_no_network_of_others(fit, tmp_path):
     for path in ("os.system", "torch.nn.modules.linear.Linear", "ppo_lightning.MLPAgent", "unknown.Network"):
         checkpoint["agent"]["init_args"]["actor"] = {"class_path": path, "init_args": {}}
         torch.save(checkpoint, tmp_path / "edited.ckpt")
-        with pytest.raises(ConfigError, match=f"The checkpoint's agent {path.replace('.', '[.]')}|is {path}"):
+        with pytest.raises(ConfigError, match=f"The checkpoint's {path.replace('.', '[.]')}|is {path}"):
             PPO.load_from_checkpoint(tmp_path / "edited.ckpt")
 
 
@@ -390,7 +390,7 @@ def test_an_attribute_of_a_network_does_not_describe_it(name, value, env):
 def test_a_class_beside_an_object_is_given_again(fit, tmp_path):
     modules = {"actor": Transformer, "critic": mlp(1, 1)}
     fit(SHORT, modules).trainer.save_checkpoint(tmp_path / "mixed.ckpt")
-    with pytest.raises(ConfigError, match="actor and critic were objects"):
+    with pytest.raises(ConfigError, match="networks were objects"):
         PPO.load_from_checkpoint(tmp_path / "mixed.ckpt")
 
 

@@ -3,7 +3,6 @@
 import functools
 import math
 import pickle
-import re
 import shutil
 import warnings
 
@@ -78,17 +77,13 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys, tmp_path):
+def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys):
     algorithm, data, model = RUNS[name]
     whole, folder = trained(name)
     capsys.readouterr()
-    model = model | {"save_buffer": True}
-    options = {"ckpt_path": folder / "first.ckpt", "callbacks": [SaveAfter(tmp_path / "later.ckpt", 6)]}
-    resumed = fit(data, model, ppo=algorithm, **options)
+    resumed = fit(data, model | {"save_buffer": True}, ppo=algorithm, ckpt_path=folder / "first.ckpt")
     require_same(whole, resumed)
-    said = capsys.readouterr()
-    assert "refill" not in said.err
-    assert re.search(r"first\.\d+\.replay may be removed", said.out)
+    assert "refill" not in capsys.readouterr().err
     assert len(resumed.buffer) == len(whole.buffer) > 0
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
 
@@ -471,8 +466,8 @@ REFUSED = {
     "hidden_sizes is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, hidden_sizes=(8,))}),
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),
     "GB of memory": (DQN, CARTPOLE, {"buffer_size": 10**13}),
-    "SAC take vectors of continuous actions": (SAC, PARTED, {}),
-    "kind Composite, and DQN, C51 and DiscreteSAC choose": (C51, PARTED, {}),
+    "has Composite actions, not vectors": (SAC, PARTED, {}),
+    "has Composite actions, not one choice": (C51, PARTED, {}),
     "without finite bounds": (SAC, UNBOUNDED, {}),
     "SAC takes '32-true'": (SAC, PENDULUM, {}, {"precision": "bf16-mixed"}),
     "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),

@@ -18,6 +18,7 @@ from ppo_lightning.export.onnx import largest_difference, random_observations
 from ppo_lightning.models.cnn import ImpalaCNN, NatureCNN, scaled
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.encoders import Encoders
+from ppo_lightning.models.memory import LSTM
 from ppo_lightning.spaces.pictures import read_picture
 from ppo_lightning.spaces.specs import spec_from_space
 from tests.helpers import SaveAfter
@@ -149,8 +150,8 @@ def test_the_default_agent_passes_its_arguments_on(fit):
     module = fit(
         SHORT | {"env_id": reads(box(40, 48, 3))}, {"agent": agent, "num_minibatches": 2}, ppo=RecurrentPPO
     )
-    assert isinstance(module.agent, CNNAgent) and module.agent.memory.kind == "lstm"
-    with pytest.raises(ConfigError, match=r"pictures, and model.agent.norm_obs is an argument of MLPAgent"):
+    assert isinstance(module.agent, CNNAgent) and isinstance(module.agent.memory, LSTM)
+    with pytest.raises(ConfigError, match=r"model\.agent\.norm_obs is not for pictures"):
         DefaultAgent(spec, ACTIONS, norm_obs=True)
     with pytest.raises(ConfigError, match=r"set model.agent to .*CNNAgent"):
         MLPAgent(spec, ACTIONS)
