@@ -73,20 +73,29 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 
 
 class RunCheckpointIO(CheckpointIO):
-    """Checkpoint plugin that completes what Lightning writes, before the Trainer's plugin writes it.
+    """Checkpoint plugin that completes what Lightning writes, before another plugin writes it.
 
-    A plugin gets a checkpoint after all hooks, so that no override of ``on_save_checkpoint`` loses what a
-    checkpoint needs to be read.
+    Every run has this plugin around that of its Trainer. A plugin gets a checkpoint after all hooks, so that
+    no override of ``on_save_checkpoint`` loses what a checkpoint needs to be read.
+
+    Args:
+        plugin: The plugin that reads and writes.
+        trainer: The Trainer of the run.
     """
 
     def __init__(self, plugin: CheckpointIO, trainer: Trainer) -> None:
         self.plugin = plugin
         self.trainer = trainer
+        self._former: Path | None = None  # replay buffer from which the run resumed
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Save a finite checkpoint of the Trainer, or the weights that a started process returns."""
+        """Save a checkpoint of the Trainer, or the weights that a started process returns.
+
+        Raises:
+            NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
+        """
         if "state_dict" not in checkpoint:
             checkpoint = {**checkpoint, RUN_KEY: run_entries(self.trainer)}
         elif name := first_nonfinite(checkpoint):
@@ -94,10 +103,17 @@ class RunCheckpointIO(CheckpointIO):
         else:
             checkpoint = complete(checkpoint, self.trainer)
         self.plugin.save_checkpoint(checkpoint, path, storage_options)
+        if isinstance(checkpoint.get(BESIDE), str):
+            if self._former is not None and self._former.exists():
+                say(f"{self._former} may be removed: a newer replay buffer is written.")
+            self._former = None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a checkpoint with the other plugin."""
-        return self.plugin.load_checkpoint(path, *args, **kwargs)
+        checkpoint = self.plugin.load_checkpoint(path, *args, **kwargs)
+        if isinstance(checkpoint.get(BESIDE), str):
+            self._former = user_path(path).resolve().with_name(checkpoint[BESIDE])
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint with the other plugin."""

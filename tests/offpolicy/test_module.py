@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import re
 import shutil
 import warnings
 
@@ -77,13 +78,17 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys):
+def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys, tmp_path):
     algorithm, data, model = RUNS[name]
     whole, folder = trained(name)
     capsys.readouterr()
-    resumed = fit(data, model | {"save_buffer": True}, ppo=algorithm, ckpt_path=folder / "first.ckpt")
+    model = model | {"save_buffer": True}
+    options = {"ckpt_path": folder / "first.ckpt", "callbacks": [SaveAfter(tmp_path / "later.ckpt", 6)]}
+    resumed = fit(data, model, ppo=algorithm, **options)
     require_same(whole, resumed)
-    assert "refill" not in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "refill" not in said.err
+    assert re.search(r"first\.\d+\.replay may be removed", said.out)
     assert len(resumed.buffer) == len(whole.buffer) > 0
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
 
