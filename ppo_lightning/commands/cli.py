@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -280,10 +281,13 @@ def _explain_parsing(message: str, arguments: Arguments) -> str:
         flags = (name for name, _ in arguments.options if name.endswith(f".{unknown[2]}"))
         return _explain_unknown(next(flags, ".".join(filter(None, unknown.groups()))))
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
-    lines = [line.strip(" -") for line in message.splitlines()]
+    lines = dict.fromkeys(line.strip(" -") for line in message.splitlines())  # a union repeats some
     text = " ".join(line for line in lines if line and not line.startswith(noise))
     text = re.sub(r'Parser key "([^"]+)":', r"\1:", text)
-    return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
+    # Around the cause of a wrong agent
+    text = re.sub(r"Type \S+\.Callable.* callable class: | Got value: Namespace.*", "", text)
+    text = re.sub(r"<class '([\w.]+)'>", r"\1", text).replace("typing.", "")
+    return textwrap.shorten(text, 400, placeholder=" ...")
 
 
 def _explain_unknown(name: str) -> str:

@@ -119,6 +119,8 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             valid = bounds.holds(value, Integral if int in kinds else Real)
             if int in kinds and isinstance(value, float):
                 requirement = "it must be an integer"
+            elif isinstance(value, int) and value.bit_length() > 62:
+                valid, requirement = False, "it must be below 2**62"
         if not valid:
             requirement += ", or null" if NoneType in kinds else ""
             if callable(value):  # a schedule of Stable-Baselines3
