@@ -4,7 +4,7 @@
 
 The workloads are those of `speed.py` and `offpolicy_speed.py` in environment steps per second
 (`NAME,compiled` compiles the update), `import` (the import of all that a run needs) and `start` (the four
-statements of README with 512 steps) in runs per second. Each run is a process of its own that uses the
+statements of README with 1024 steps) in runs per second. Each run is a process of its own that uses the
 scripts of its checkout. The table has the ratio of medians (after / before) with a bootstrapped 95 %
 interval. A ratio below 0.98 (0.95 of `import` and `start`) is measured again with 15 repeats. The exit code
 is 1 if its interval then lies below this mark.
@@ -65,7 +65,7 @@ started = time.perf_counter()
 import lightning as L
 from ppo_lightning import PPO, RolloutDataModule
 L.seed_everything(1)
-data = RolloutDataModule("CartPole-v1", total_timesteps=512)
+data = RolloutDataModule("CartPole-v1", total_timesteps=1024)
 trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
 trainer.fit(PPO(), data)
 print("RESULT", 1 / (time.perf_counter() - started))
