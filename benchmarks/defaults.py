@@ -562,7 +562,7 @@ def print_comparison(
     rows: dict[Run, dict[str, str]], arm: str, reference: str, cells: Sequence[tuple[str, int]]
 ) -> None:
     """Print the table of two arms, a row for each task and budget."""
-    from selection_table import holm, stratified_p
+    from tables import holm, stratified_p
 
     sides = {cell: [rows_of(rows, name, *cell) for name in (arm, reference)] for cell in cells}
     returns = {cell: returns_of(*pair) for cell, pair in sides.items()}
