@@ -145,7 +145,8 @@ class EqualRanksGuard(QuietCallback):
         for name, checksums in zip(tensors, ranks.T.tolist(), strict=True):
             for rank, checksum in enumerate(checksums):
                 if checksum != checksums[0]:
-                    raise RuntimeError(f"{name} of rank {rank} is not that of rank 0.")
+                    when = f"after {pl_module.env_steps} steps"
+                    raise RuntimeError(f"{name} of rank {rank} is not that of rank 0 {when}.")
 
 
 class LoggerGuard(QuietCallback):

@@ -77,7 +77,9 @@ def agent_from_plain(
     path = plain["class_path"]
     agent_class: Any = known_class(path, base)
     if agent_class is None or (is_ours(path) and base is nn.Module):  # whose sizes nothing has checked
-        raise ConfigError(f"The checkpoint's agent is {path}: import that class before loading it.")
+        is_local = LOCAL in path  # in a function, where nothing can import it
+        remedy = "define it at the top of a module" if is_local else "import that class before loading it"
+        raise ConfigError(f"The checkpoint's agent is {path}: {remedy}.")
     try:
         with torch.device("cpu"):
             specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
@@ -149,7 +151,7 @@ def check_same_spaces(agent: Actor, env: BatchedEnv) -> None:
         _comparable(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
     )
     if trained != present:
-        raise ConfigError(f"The agent's actions are {trained} and the environment's {present}.")
+        raise ConfigError(f"The agent's actions are {trained}, not {present}: choose its environment.")
 
 
 def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_na
     make_trainer().fit(module, RolloutDataModule(**SMALL))
     resumed = fit(SMALL, {"agent": Inner}, ckpt_path=tmp_path / "saved/step=128.ckpt", **EVERY_2)
     assert resumed.env_steps == 384
-    with pytest.raises(ConfigError, match=r"Inner: import that class"):
+    with pytest.raises(ConfigError, match=r"Inner: define it at the top of a module"):
         PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
 
 
