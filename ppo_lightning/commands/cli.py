@@ -160,6 +160,8 @@ class PPOCLI(LightningCLI):
             raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
         if config.ckpt_path is not None and user_path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
+            self.datamodule.trainer = self.trainer  # as `fit` does: sizes left out are the algorithm's
+            self.trainer.strategy.connect(self.model)
             require_same_run(self.datamodule, checkpoint)
             self.config.fit.seed_everything = checkpoint["seed"]  # for `SaveRunConfig`: a run keeps its seed
             writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)

@@ -10,6 +10,11 @@ from tests.helpers import RECIPE as CARTPOLE
 SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
 
 
+@pytest.fixture(autouse=True)
+def shipped(own_defaults):
+    """Commands have the defaults of a user."""
+
+
 @pytest.fixture
 def trained(output_of):
     """Return the checkpoint of a short run of CartPole."""

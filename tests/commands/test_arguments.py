@@ -74,6 +74,14 @@ def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_one
     assert "Resumed from" not in output_of("fit", "--name", "new", "--auto_resume", *SHORT)
 
 
+@pytest.mark.parametrize("flags", [["--config", "first/cartpole"], ["--model", "DQN"]])
+def test_a_run_resumes_with_sizes_that_are_left_out(output_of, flags):
+    """The command reads them before the algorithm is the Trainer's."""
+    for total in 2048, 4096:
+        out = output_of("fit", *flags, "--auto_resume", "--data.total_timesteps", total)
+    assert "Resumed from" in out
+
+
 def test_the_default_root_dir_moves_the_default_loggers_and_the_checkpoints(output_of, tmp_path):
     flags = ["--trainer.default_root_dir", tmp_path / "there", "--name", "mine", "--auto_resume"]
     for total in 1024, 2048:  # the second run resumes

@@ -205,10 +205,6 @@ def test_each_recipe_has_a_folder_of_its_own():
         assert task.run not in {folders[name] for name in folders.keys() - {task.recipe}}, task
 
 
-def test_ppo_has_the_defaults_of_cleanrl():
-    assert {name: PPO().hparams[name] for name in CLEANRL} == CLEANRL
-
-
 def rows(path):
     return [{key: value for key, value in row.items() if key != "charts/SPS"} for row in read_csv(path)]
 

@@ -390,7 +390,7 @@ def test_an_agent_does_not_play_with_other_parts():
         )
         agent = build(trained)
         check_same_spaces(agent, trained)
-        with pytest.raises(ConfigError, match="choose its environment"):
+        with pytest.raises(ConfigError, match="choose that of its training"):
             check_same_spaces(agent, other)
         with pytest.raises(ConfigError, match="does not take observations"):
             check_same_spaces(agent, cells)
