@@ -182,15 +182,20 @@ def of_updates(module: Any) -> Iterator[str]:
         yield f"model.num_minibatches = {count} makes minibatches of one step: lower it."
 
 
+def steps_to_split(module: Any) -> int:
+    """Return the number of steps that the number of minibatches must divide."""
+    # Each of several ranks splits the steps of each environment.
+    return module.data.num_steps if module.trainer.world_size > 1 else module.data.frames_per_rollout
+
+
 def of_steps(module: Any) -> Iterator[str]:
     """Yield numbers of minibatches that do not divide the steps of a rollout."""
-    if not module.fitting:
+    is_open = module.agent is None and "num_minibatches" in module.left_out  # `settle_by_run` follows
+    if is_open or not module.fitting:
         return
-    count = module.hparams.num_minibatches
-    names, steps = "data.num_envs * data.num_steps", module.data.frames_per_rollout
-    if module.trainer.world_size > 1:  # each rank splits the steps of each environment
-        names, steps = "data.num_steps", module.data.num_steps
+    count, steps = module.hparams.num_minibatches, steps_to_split(module)
     if steps % count:
+        names = "data.num_steps" if module.trainer.world_size > 1 else "data.num_envs * data.num_steps"
         yield f"{names} = {steps} is not divisible by model.num_minibatches = {count}: change one of these."
     yield from of_updates(module)
 

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning import private
+from ppo_lightning.algorithms.checks import steps_to_split
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import class_of
 from ppo_lightning.models.normalizers import RewardScaler
@@ -23,6 +24,9 @@ SHORT_RUNS: Mapping[str, Any] = {
     "norm_reward": True,
     "norm_obs": True,  # of the agent, if `agent` is left out or a DefaultAgent
 }
+# Where their learning rate moves the policy too far: chosen with runs of 1 000 000 steps of MuJoCo
+LONG_RUNS: Mapping[str, Any] = {**SHORT_RUNS, "learning_rate": 3e-4, "num_minibatches": 16}
+LONGEST_SHORT_RUN = 500_000  # steps
 # Those of CleanRL's ppo.py, for pictures and for variants that other settings suit
 CLEANRL: Mapping[str, Any] = {
     "learning_rate": 2.5e-4,
@@ -40,17 +44,18 @@ def settle(module: Any, defaults: Mapping[str, Any]) -> None:
     # A user may have set a value since, and `save_hyperparameters` of a subclass may have brought None back.
     chosen = {
         name: defaults[name]
-        for name in module.left_out
-        if module.hparams[name] in (None, module.defaults[name])
+        for name, before in module.left_out.items()
+        if module.hparams[name] in (None, before)
     }
+    module.left_out |= chosen
     module.save_hyperparameters(chosen)
     # detail P2
     if module.hparams.norm_reward != (module.reward_scaler is not None):  # a second fit keeps its statistics
         module.reward_scaler = RewardScaler(module.hparams.gamma) if module.hparams.norm_reward else None
 
 
-def settle_by_observation(module: Any) -> None:
-    """Give hyperparameters and agent the values for the observations of a run, before the agent exists."""
+def settle_by_run(module: Any) -> None:
+    """Give hyperparameters and agent the values for a run, before the agent exists."""
     if module.agent is not None or not private.has_trainer(module):
         return
     if module.trainer.state.fn == TrainerFn.PREDICTING:
@@ -58,7 +63,19 @@ def settle_by_observation(module: Any) -> None:
     with torch.device("cpu"):
         observation_spec = module.data.specs.observation
     defaults = CLEANRL if has_picture(observation_spec) else module.defaults
+    if defaults is SHORT_RUNS and module.fitting:
+        defaults = LONG_RUNS if module.data.plan.num_frames > LONGEST_SHORT_RUN else SHORT_RUNS
+        steps, most = steps_to_split(module), defaults["num_minibatches"]
+        fitting = max(count for count in range(1, most + 1) if steps % count == 0)
+        defaults = {**defaults, "num_minibatches": fitting}
     settle(module, defaults)
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:
         module.make_agent = functools.partial(module.make_agent, norm_obs=defaults["norm_obs"])
+
+
+def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:
+    """Keep what a run chose by its length, when it is resumed with another one."""
+    saved = checkpoint.get("hyper_parameters", {})
+    kept = {name: saved[name] for name in ("learning_rate", "num_minibatches") if name in saved}
+    settle(module, module.left_out | kept)

@@ -15,7 +15,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import checks, losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.defaults import SHORT_RUNS, settle, settle_by_observation
+from ppo_lightning.algorithms.defaults import SHORT_RUNS, keep_from, settle, settle_by_run
 from ppo_lightning.algorithms.make_update import make_update
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
@@ -49,8 +49,10 @@ class PPO(AgentModule):
 
     What is left out (None) has a value for short runs: ``learning_rate`` 1e-3, ``num_minibatches`` 8,
     ``update_epochs`` 10, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true, ``norm_obs`` of the
-    default agent true, ``data.num_envs`` 8. Pictures, RecurrentPPO, PPG, RND and SelfPlay have those of
-    CleanRL's ``ppo.py``: 2.5e-4, 4, 4, true, 0.01, false, false, 4 (pictures 8). A run prints its values.
+    default agent true, ``data.num_envs`` 8. Runs of more than 500 000 steps have 3e-4 and 16, or the largest
+    number of minibatches below that divides the rollout, and keep them when resumed. Pictures, RecurrentPPO,
+    PPG, RND and SelfPlay have those of CleanRL's ``ppo.py``: 2.5e-4, 4, 4, true, 0.01, false, false, 4
+    (pictures 8). A run prints its values.
 
     Args:
         learning_rate: Initial learning rate of Adam.
@@ -142,7 +144,7 @@ class PPO(AgentModule):
         super().__init__(choose_agent(agent, actor, critic))
         self.save_hyperparameters(ignore=["agent", "actor", "critic"])
         self.automatic_optimization = False
-        self.left_out = [name for name in self.defaults if self.hparams.get(name, 0) is None]
+        self.left_out = {name: None for name in self.defaults if self.hparams.get(name, 0) is None}
         settle(self, self.defaults)
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef, dtype=torch.float32)
@@ -326,8 +328,14 @@ class PPO(AgentModule):
 
     def configure_model(self) -> None:
         """Give what was left out its value, and build the agent."""
-        settle_by_observation(self)
+        settle_by_run(self)
         super().configure_model()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore a run. A longer one keeps what the first chose by its length."""
+        if self.fitting:
+            keep_from(self, checkpoint)
+        super().on_load_checkpoint(checkpoint)
 
     def configure_optimizers(self) -> Any:
         """Return Adam and the learning-rate schedule, which ``training_step`` steps once an iteration."""

@@ -151,8 +151,8 @@ def check_same_spaces(agent: Actor, env: BatchedEnv) -> None:
         _comparable(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
     )
     if trained != present:
-        present = f"the environment's {present}: choose that of its training"
-        raise ConfigError(f"The agent's actions are {trained} and {present}.")
+        problem = f"The agent's actions are {trained} and the environment's {present}"
+        raise ConfigError(f"{problem}: choose that of its training.")
 
 
 def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:

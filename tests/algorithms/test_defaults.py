@@ -3,12 +3,13 @@
 import functools
 
 import gymnasium as gym
+import lightning as L
 import numpy as np
 import pytest
 import torch
 
 from ppo_lightning import PPG, PPO, RND, RPO, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
-from ppo_lightning.algorithms.defaults import CLEANRL, SHORT_RUNS
+from ppo_lightning.algorithms.defaults import CLEANRL, LONG_RUNS, LONGEST_SHORT_RUN, SHORT_RUNS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
@@ -137,3 +138,45 @@ def test_the_start_and_a_resumed_run_name_settings(fit, tmp_path, capsys):
     first.trainer.save_checkpoint(tmp_path / "a.ckpt")
     fit(SMALL | {"total_timesteps": 256}, ckpt_path=tmp_path / "a.ckpt")
     assert "model.ent_coef was 0.5 in the run and is 0.0 now" in capsys.readouterr().out
+
+
+LONG = {"num_steps": 128, "total_timesteps": LONGEST_SHORT_RUN + 1024}
+
+
+class Stop(L.Callback):
+    """End a run after its first rollout."""
+
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = True
+
+
+STOP = {"callbacks": Stop()}
+
+
+def test_long_runs_have_other_values(fit):
+    assert fields(fit(LONG, **STOP)) == values(LONG_RUNS)
+    assert fields(fit(LONG | {"total_timesteps": LONGEST_SHORT_RUN}, **STOP)) == values(SHORT_RUNS)
+    assert fields(fit(LONG, ppo=RND, **STOP))["num_minibatches"] == 4
+    assert fields(fit(LONG, {"learning_rate": 0.1}, **STOP)) == values(LONG_RUNS, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(1, 100, 5), (3, 7, 7), (1, 13, 1), (8, 125, 8)])
+def test_a_number_of_minibatches_that_is_left_out_divides_the_rollout(fit, sizes):
+    num_envs, num_steps, expected = sizes
+    data = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
+    assert fit(data).hparams.num_minibatches == expected
+
+
+def test_a_longer_run_keeps_what_its_length_chose(fit, tmp_path):
+    """A value that the user gives, and one that he gives later, win."""
+    fit(SMALL).trainer.save_checkpoint(tmp_path / "a.ckpt")
+    longer = LONG | {"num_steps": 16}
+    resumed = fit(longer, ckpt_path=tmp_path / "a.ckpt", **STOP)
+    assert fields(resumed) == values(SHORT_RUNS)
+    assert resumed.trainer.optimizers[0].defaults["lr"] == 1e-3
+    given = fit(longer, {"learning_rate": 0.1}, ckpt_path=tmp_path / "a.ckpt", **STOP)
+    assert fields(given) == values(SHORT_RUNS, learning_rate=0.1)
+    module = PPO()
+    module.hparams.learning_rate = 0.2
+    later = fit(longer, ppo=lambda: module, ckpt_path=tmp_path / "a.ckpt", **STOP)
+    assert fields(later) == values(SHORT_RUNS, learning_rate=0.2)
