@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ppo_lightning.callbacks.guards import QuietCallback
@@ -111,7 +112,10 @@ class RunEnd(QuietCallback):
             limit = f"trainer.max_steps ({trainer.max_steps})"
             rank_zero_warn(f"{limit} counts {counted}: it ended the run after {steps}.")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if left > 0 and (reason := getattr(callback, "stopping_reason_message", None)):
+            reason = getattr(callback, "stopping_reason_message", None)  # of an EarlyStopping
+            if isinstance(callback, Timer) and (callback.time_remaining() or 1) < 0:
+                reason = f"no time left after {progress.env_steps} environment steps"
+            if left > 0 and reason:
                 say(f"{type(callback).__name__} ended the run: {reason}")
         metrics = trainer.callback_metrics
         infos = [x for x in pl_module.data.factory.log_info if f"charts/{x}" not in metrics and x != SUCCESS]

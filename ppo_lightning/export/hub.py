@@ -85,10 +85,11 @@ def write_folder(
     if is_own and run.resolve() != folder.resolve():
         for name in (CURVE, SETTINGS):  # of another agent
             (folder / name).unlink(missing_ok=True)
-    videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
-    for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
-        with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
-            shutil.copyfile(source, folder / name)
+    with accessory("The video of the model card"):
+        videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
+        for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
+            with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
+                shutil.copyfile(source, folder / name)
     if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
         with accessory("The curve of the model card"):
             _draw_curve(run / "metrics.csv", folder / CURVE)

@@ -75,7 +75,7 @@ class Deployed(nn.Module):
         return tuple(self.outputs(observation, memory).values())
 
 
-def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Path:
+def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **options: Any) -> Path:
     """Export an agent to ONNX for any batch size B, see :class:`Deployed`.
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
@@ -87,6 +87,7 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Pat
         agent: The agent.
         observation_spec: Spec of the full observations of one environment.
         path: Output file.
+        **options: Of ``torch.onnx.export``, such as ``opset_version``.
 
     Returns:
         The path.
@@ -113,11 +114,14 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path) -> Pat
         program: Any = torch.onnx.export(
             deployed,
             tuple(inputs.values()),
-            input_names=list(inputs),
-            output_names=names,
-            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in inputs),
-            dynamo=True,
-            verbose=False,
+            **{
+                "input_names": list(inputs),
+                "output_names": names,
+                "dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in inputs),
+                "dynamo": True,
+                "verbose": False,
+            }
+            | options,
         )
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # removes stack traces with local paths

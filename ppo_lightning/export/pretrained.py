@@ -54,12 +54,12 @@ class Pretrained:
             self.save_pretrained(folder, repo_id)
             return upload(Path(folder), repo_id)
 
-    def to_onnx(self: Any, file_path: str | Path, input_sample: Any = None) -> Path:
+    def to_onnx(self: Any, file_path: str | Path, input_sample: Any = None, **options: Any) -> Path:
         """Export the agent, see :func:`ppo_lightning.export.onnx.to_onnx`. No ``input_sample`` is needed."""
         from ppo_lightning.export.onnx import to_onnx
 
         require_trained(self)
-        return to_onnx(self.agent, self.observation_spec, file_path)
+        return to_onnx(self.agent, self.observation_spec, file_path, **options)
 
 
 def require_trained(module: Any) -> None:

@@ -38,7 +38,7 @@ def accessory(name: str) -> Iterator[None]:
     """Turn an error of what only shows a run, such as a video, into a warning."""
     try:
         yield
-    except Exception as error:  # packages, displays, disks and environments raise many types
+    except (Exception, SystemExit) as error:  # packages, displays, disks and environments raise many types
         warnings.warn(f"{name} failed ({type(error).__name__}: {first_line(error)}).", stacklevel=3)
 
 

@@ -104,7 +104,7 @@ class Drawn(CartPoleEnv):
         self.drawn += 1
         if self.drawn < 4:
             return np.zeros((60, 80, 3), np.uint8)
-        if isinstance(self.later, Exception):
+        if isinstance(self.later, BaseException):
             raise self.later
         return self.later
 
@@ -119,6 +119,7 @@ def fails(*args, **kwargs):
         (CaptureVideo(every=1), np.zeros((70, 31), np.uint8), None, None),
         (CaptureVideo(every=1), np.zeros((33, 85, 4), np.uint8), None, None),
         (CaptureVideo(every=1), RuntimeError("closed"), None, "A video failed .ConfigError: .*closed"),
+        (CaptureVideo(every=1), SystemExit(1), None, "A video failed .SystemExit: 1"),
         (CaptureVideo(every=1), np.zeros((60, 80, 3)), None, "A video failed .ConfigError: .*float64"),
         (CaptureVideo(every=1), None, None, "A video failed .ConfigError: .*returns None"),
         (CaptureVideo(every=1), None, "videos", "A video failed .FileExistsError"),

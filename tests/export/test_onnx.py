@@ -64,12 +64,14 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
 
 def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
     """A module that trains on, too: it is not changed."""
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
     module, path = checkpoint("MLP, Gaussian")
     module.train()
     loaded, file = PPO.load_from_checkpoint(path), tmp_path / "agent.onnx"
+    options = {"export_params": True, "opset_version": 19}  # as in Lightning's documentation
     for one in (module, loaded):
-        assert one.to_onnx(file_path=file, input_sample=torch.zeros(1, 11)) == file
+        assert one.to_onnx(file_path=file, input_sample=torch.zeros(1, 11), **options) == file
+        assert onnx.load(file).opset_import[0].version == 19
         session = onnxruntime.InferenceSession(str(file))
         for batch in (1, 5):
             observation = np.random.default_rng(1).normal(0, 5, (batch, 11)).astype(np.float32)

@@ -126,7 +126,7 @@ def test_a_resumed_run_without_time_says_so(fit, tmp_path, capsys):
     data = EIGHT | {"total_timesteps": 10**6, "rollouts_per_epoch": 10}
     options = {"max_time": {"seconds": 1}, "enable_checkpointing": True, "default_root_dir": tmp_path}
     first = fit(data, MODEL, callbacks=[keep := ModelCheckpoint(tmp_path)], **options)
-    capsys.readouterr()
+    assert f"Timer ended the run: no time left after {first.env_steps} " in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^trainer.max_time, of all attempts .* steps left: raise it"):
         fit(data, MODEL, callbacks=[ModelCheckpoint(tmp_path)], ckpt_path=keep.best_model_path, **options)
     assert first.env_steps > 0
