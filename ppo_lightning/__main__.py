@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 from ppo_lightning.commands.options import run_without_imports
@@ -21,11 +22,14 @@ def main() -> None:
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
     end_with_the_launcher()
     gc.disable()  # imports make no garbage: to look for some takes a fifth of their time
-    from ppo_lightning.commands import cli
+    try:
+        from ppo_lightning.commands import cli
 
-    gc.freeze()
-    gc.enable()
-    cli.main()
+        gc.freeze()
+        gc.enable()
+        cli.main()
+    except KeyboardInterrupt:  # no traceback where somebody ends a command
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
 
 import ppo_lightning
-from ppo_lightning import PPO, MLPAgent, RolloutDataModule
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule, __main__
 from ppo_lightning.commands import options
 from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
 from tests.helpers import ROOT
@@ -209,6 +209,21 @@ def test_a_video_and_an_export_show_no_noise(trained, tmp_path, monkeypatch):
     assert play.returncode == 0 and "XDG_RUNTIME_DIR" not in play.stderr, play.stderr
     export = in_a_process(tmp_path, "export", "--ckpt_path", trained, "--onnx", "agent.onnx")
     assert export.returncode == 0 and "torchvision" not in export.stderr, export.stderr
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    for name, value in {
+        "stdout": sys.stdout,
+        "stderr": sys.stderr,
+        "argv": ["ppo-lightning", "play"],
+    }.items():
+        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setattr("ppo_lightning.commands.cli.main", interrupted)
+    with pytest.raises(SystemExit, match=r"^130$"):
+        __main__.main()
 
 
 def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
