@@ -107,6 +107,13 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **opti
     inputs = {"observation": observation} | ({} if memory is None else {"memory": memory})
     with torch.no_grad():
         names = list(deployed.outputs(*inputs.values()))
+    defaults: dict[str, Any] = {
+        "input_names": list(inputs),
+        "output_names": names,
+        "dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in inputs),
+        "dynamo": True,
+        "verbose": False,
+    }
     # Messages about torchvision.
     logging.getLogger(ONNX_REGISTRATION).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -114,14 +121,7 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **opti
         program: Any = torch.onnx.export(
             deployed,
             tuple(inputs.values()),
-            **{
-                "input_names": list(inputs),
-                "output_names": names,
-                "dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in inputs),
-                "dynamo": True,
-                "verbose": False,
-            }
-            | options,
+            **defaults | options,
         )
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # removes stack traces with local paths
