@@ -42,7 +42,8 @@ def check_step(answer: Any, num_envs: int | None = None) -> None:
     if not isinstance(info, Mapping):
         wrong.append(("the info", info, "a dictionary"))
     for name, value, kind in wrong:
-        several = name == "the reward" and num_envs is None and _as_array(value).size > 1
+        is_several = isinstance(value, Mapping) or _as_array(value).size > 1
+        several = name == "the reward" and num_envs is None and is_several
         hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
         raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
 

@@ -24,6 +24,8 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     parameters = parameters_of(function)
     bound = getattr(function, "keywords", {})  # of a functools.partial
     wanted = {name: known[name] for name in known if name in parameters and name not in bound}
+    if isinstance(function, functools.partial) and not function.args:
+        function, env_kwargs = function.func, {**bound, **env_kwargs}  # each environment has its own
     max_restarts = 0 if "max_restarts" in parameters else env_kwargs.pop("max_restarts", 0)
     if copies.render and "render_mode" in parameters:
         env_kwargs["render_mode"] = "rgb_array"

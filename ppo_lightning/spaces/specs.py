@@ -54,7 +54,11 @@ def join_vectors(space: spaces.Space) -> spaces.Space:
         {'a': 2, 'b': 3}
     """
     spec = spec_from_space(space)
-    sizes = {name: part.shape.numel() for name, part, _ in columns(spec)}
+    sizes: dict[str, int] = {}
+    for name, part, _ in columns(spec):
+        while name in sizes:  # the entry "a.b" beside b of a
+            name += "'"
+        sizes[name] = part.shape.numel()
     if not sum(size for name, size in sizes.items() if not is_mask(name)):
         remedy = "add a constant one by gymnasium.wrappers.TransformObservation"
         raise ConfigError(f"env_id has observations without numbers, {space}: {remedy}.")

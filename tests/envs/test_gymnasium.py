@@ -292,12 +292,15 @@ def vector_of(num_envs, lengths):
         (lambda lengths: Taking(lengths), {}),
         (parallel_game, {"num_envs": 4}),
         (vector_of, {}),
+        (functools.partial, {}),
     ],
 )
 def test_each_copy_has_arguments_of_its_own(fit, make, options):
     lengths = [8]
     options = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64, "eval_episodes": 2} | options
     env_kwargs = {"lengths": lengths} | options.pop("env_kwargs", {})
+    if make is functools.partial:
+        make, env_kwargs = functools.partial(Taking, **env_kwargs), {}
     module = fit({"env_id": make, "env_kwargs": env_kwargs, **options}, limit_val_batches=1)
     assert module.env_steps == 64
     assert lengths == [8]

@@ -299,6 +299,16 @@ def test_specs_keep_the_names_of_entries():
         check_same_agent(saved=saved, current=swapped)
 
 
+def test_entries_of_one_dotted_name_are_two():
+    one, two = (spaces.Box(-1, 1, (size,), np.float32) for size in (1, 2))
+    spec = spec_from_space(join_vectors(spaces.Dict({"a": spaces.Dict(b=one, c=one), "a.b": two})))
+    assert entry_columns(spec_from_plain(spec_to_plain(spec))) == {
+        "a.b": slice(0, 1),
+        "a.c": slice(1, 2),
+        "a.b'": slice(2, 4),
+    }
+
+
 @pytest.mark.parametrize("memory", [None, "lstm"])
 @pytest.mark.parametrize(
     ("spec", "keys", "width", "has_value"),

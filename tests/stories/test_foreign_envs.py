@@ -119,6 +119,7 @@ WRONG_STEPS = {
     "nothing": (None, STEP + "returned NoneType"),
     "array reward": ((ZEROS, np.array([1.0]), *OK[1:]), r"the reward is an array of shape \(1,\): "),
     "two rewards": ((ZEROS, np.ones(2), *OK[1:]), r"the reward is an array of shape \(2,\): .* LinearReward"),
+    "named rewards": ((ZEROS, {"speed": 1.0}, *OK[1:]), "the reward is .* LinearReward"),
     "nested reward": ((ZEROS, [1, [2, 3]], *OK[1:]), r"the reward is \[1, \[2, 3\]\]: .* a number"),
     "text reward": ((ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
     "no reward": ((ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
