@@ -211,5 +211,6 @@ def look_at_agents(device: str) -> None:
 
 def main(folder: Path) -> None:
     register_guards(folder)
+    torch.backends.cudnn.enabled = False  # an LSTM would ask the driver, which a CUDA build may lack
     look_at_agents("cuda")
     look_at_agents("mps")
