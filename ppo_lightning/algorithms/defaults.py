@@ -64,10 +64,9 @@ def settle_by_run(module: Any) -> None:
         observation_spec = module.data.specs.observation
     defaults = CLEANRL if has_picture(observation_spec) else module.defaults
     if defaults is SHORT_RUNS and module.fitting:
-        defaults = LONG_RUNS if module.data.plan.num_frames > LONGEST_SHORT_RUN else SHORT_RUNS
-        steps, most = steps_to_split(module), defaults["num_minibatches"]
-        fitting = max(count for count in range(1, most + 1) if steps % count == 0)
-        defaults = {**defaults, "num_minibatches": fitting}
+        defaults = dict(LONG_RUNS if module.data.plan.num_frames > LONGEST_SHORT_RUN else SHORT_RUNS)
+        steps, counts = steps_to_split(module), range(1, defaults["num_minibatches"] + 1)
+        defaults["num_minibatches"] = max(count for count in counts if steps % count == 0)
     settle(module, defaults)
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:

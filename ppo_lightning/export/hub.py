@@ -85,7 +85,7 @@ def write_folder(
     if is_own and run.resolve() != folder.resolve():
         for name in (CURVE, SETTINGS):  # of another agent
             (folder / name).unlink(missing_ok=True)
-    with accessory("The video of the model card"):
+    with accessory("A file of the model card"):
         videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
         for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
             with contextlib.suppress(FileNotFoundError, shutil.SameFileError):

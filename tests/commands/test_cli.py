@@ -215,12 +215,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    for name, value in {
-        "stdout": sys.stdout,
-        "stderr": sys.stderr,
-        "argv": ["ppo-lightning", "play"],
-    }.items():
-        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning", "play"])
+    for stream in ("stdout", "stderr"):  # `main` replaces them
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))
     monkeypatch.setattr("ppo_lightning.commands.cli.main", interrupted)
     with pytest.raises(SystemExit, match=r"^130$"):
         __main__.main()

@@ -68,7 +68,7 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
     module, path = checkpoint("MLP, Gaussian")
     module.train()
     loaded, file = PPO.load_from_checkpoint(path), tmp_path / "agent.onnx"
-    options = {"export_params": True, "opset_version": 19}  # as in Lightning's documentation
+    options = {"export_params": True, "opset_version": 19}  # of torch.onnx.export
     for one in (module, loaded):
         assert one.to_onnx(file_path=file, input_sample=torch.zeros(1, 11), **options) == file
         assert onnx.load(file).opset_import[0].version == 19
