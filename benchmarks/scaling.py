@@ -1,38 +1,35 @@
-"""Measure how throughput and memory grow with environments, width, ranks and worker processes.
+"""Measure how throughput and memory grow with environments, width and worker processes.
 
 `python benchmarks/scaling.py [--parts NAME ...] [--largest N] [--seconds 5] [--csv FILE] [--plot] [--table]`
 needs the extras `benchmark`, `envpool`, `mujoco` and `report`, and an idle machine. Each point is a fresh
 process. Points that the file has are not measured again: delete the file, or rows, to measure anew.
 
 Throughput is measured over whole iterations (collection and update) after a warm-up, without start-up and
-compilation. Memory is the peak resident size of the process, and what ranks and workers do not share with it.
+compilation. Memory is the peak resident size of the process, and what workers do not share with it.
 Ours are compiled, with our default number of threads. Workers only collect, as in `collection.py`.
+The plot has the ranks that `ranks.py` measures, too.
 """
 
 import argparse
 import csv
 import json
 import re
+import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CSV = ROOT / "benchmarks/results/scaling.csv"
+RANKS = ROOT / "benchmarks/results/ranks.json"
 PLOT = ROOT / "docs/images/scaling.png"
 FEW, MANY = [1, 4, 16, 64, 256], [1, 4, 16, 64, 256, 1024, 4096]
 WIDTHS = [64, 128, 256, 512, 1024]
 SB3 = "stable-baselines3"
-
-
-RANKS = {
-    "CartPole, 64 x 128": ("CartPole-v1", "classic", "vectorized", 64, 128, 0),
-    "HalfCheetah, 16 x 256": ("HalfCheetah-v4", "mujoco", "gymnasium", 16, 256, 0),
-}
 
 
 class Part(NamedTuple):
@@ -58,11 +55,6 @@ PARTS = {
         "CartPole, 128 steps, 64 units",
     ),
     "width": Part("units", {"ours": WIDTHS, SB3: WIDTHS}, "64 CartPoles, two hidden layers"),
-    "ranks": Part(
-        "ranks",
-        {series: [1, 2] for series in RANKS},
-        "two cores, a thread for each rank",
-    ),
     "workers": Part(
         "worker processes",
         {"ours": [1, 2, 4, 8, 16], f"{SB3}, SubprocVecEnv": [16]},
@@ -83,10 +75,8 @@ def memory(pid: str = "self", file: str = "status", fields: str = "VmHWM") -> fl
     return sum(map(int, sizes)) / 1024 + sum(memory(child, *private) for child in children)
 
 
-def train(
-    workload: tuple[str, str, str, int, int, float], seconds: float, width: int = 64, **trainer: Any
-) -> dict[str, float]:
-    """Train a workload of the form of ``speed.WORKLOADS``; return nothing on ranks other than the first."""
+def train(backend: str, num_envs: int, width: int, seconds: float) -> dict[str, float]:
+    """Train on CartPole and return throughput and memory."""
     import peers
     import speed
 
@@ -98,13 +88,11 @@ def train(
                 self.mib = memory()
             return over
 
-    speed.WORKLOADS["scaling"] = workload
+    speed.WORKLOADS["scaling"] = ("CartPole-v1", "classic", backend, num_envs, 128, 0)
     watch = Watch(seconds)
-    threads = 1 if "devices" in trainer else None
-    options = {"compile": True, "hidden_sizes": (width, width), "num_threads": threads}
-    fitted = speed.train("scaling", watch, options, accelerator="cpu", **trainer)
-    sps = watch.rate(workload[3] * workload[4])
-    return {"sps": sps, "mib": watch.mib} if fitted.is_global_zero else {}
+    options = {"compile": True, "hidden_sizes": (width, width), "num_threads": None}
+    speed.train("scaling", watch, options, accelerator="cpu")
+    return {"sps": watch.rate(num_envs * 128), "mib": watch.mib}
 
 
 def train_sb3(num_envs: int, width: int, seconds: float) -> dict[str, float]:
@@ -141,14 +129,10 @@ def run_one(part: str, series: str, size: int, seconds: float) -> dict[str, floa
     peers.WARM_UP_SECONDS = 120.0  # the two iterations that compile, on a slow machine too
     if part == "workers":
         return collect(series, size, seconds)
-    if part == "ranks":
-        ddp = {"devices": size, "strategy": "ddp" if size > 1 else "auto"}
-        return train(RANKS[series], seconds, **ddp)
     num_envs, width = (size, 64) if part == "environments" else (64, size)
     if series == SB3:
         return train_sb3(num_envs, width, seconds)
-    backend = {"tensors": "torch", "ours": "vectorized"}.get(series, series)
-    return train(("CartPole-v1", "classic", backend, num_envs, 128, 0), seconds, width)
+    return train({"tensors": "torch", "ours": "vectorized"}.get(series, series), num_envs, width, seconds)
 
 
 def measure(part: str, series: str, size: int, seconds: float) -> dict[str, float]:
@@ -186,26 +170,32 @@ def print_tables(points: Points) -> None:
 
 
 def plot(points: Points, path: Path) -> None:
-    """Draw throughput against size, a panel for each part."""
+    """Draw throughput against size, a panel for each part, and one for the ranks."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
     plt.switch_backend("Agg")
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    for axis, (name, part) in zip(axes.flat, PARTS.items(), strict=True):
+    for axis, (name, part) in zip(axes.flat, PARTS.items(), strict=False):
         for series, sizes in part.series.items():
             line = {n: points[name, series, n][0] for n in sizes if (name, series, n) in points}
             style = {"color": "tab:grey", "marker": "s"} if series.startswith(SB3) else {"marker": "o"}
             axis.plot([*line], [*line.values()], markersize=4, label=series, **style)
         axis.set_visible(any(point[0] == name for point in points))
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.set_xticks(part.sizes, [str(size) for size in part.sizes])
+        axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
         axis.minorticks_off()
-        axis.grid(alpha=0.3)
         axis.set(title=part.title, xlabel=part.unit)
+    for workload, runs in json.loads(RANKS.read_text())["runs"].items():
+        one, two = map(statistics.median, runs.values())
+        axes[1, 1].plot([1, 2], [1, two / one], "o-", markersize=4, label=workload)
+    axes[1, 1].set(title="two cores, a thread for each rank", xlabel="ranks", ylabel="relative to one rank")
+    axes[1, 1].set(xticks=[1, 2], ylim=(0, 2))
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
         axis.legend(fontsize=8, frameon=False)
     figure.supylabel("environment steps per second", fontsize=10)
     figure.savefig(path, dpi=110)
@@ -224,8 +214,7 @@ def main(args: Sequence[str] | None = None) -> None:
     options = parser.parse_args(args)
     if options.one:
         part, series, size = options.one
-        if result := run_one(part, series, int(size), options.seconds):
-            print("RESULT", json.dumps(result))
+        print("RESULT", json.dumps(run_one(part, series, int(size), options.seconds)))
         return
     known = read(options.csv)
     if options.plot:
