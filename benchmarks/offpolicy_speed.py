@@ -31,8 +31,8 @@ COMPETITORS = ("ours", "ours, compiled", "stable-baselines3")
 LEARNING_STARTS, WARM_UP, LAP = 500, 1000, 100  # environment steps; a lap is one reading of the clock
 
 
-def ours(workload: str, compiled: bool, watch: peers.Stopwatch) -> None:
-    """Train with this package until the stopwatch ends the run."""
+def ours(workload: str, compiled: bool, watch: peers.Stopwatch, num_envs: int = 1, **options: Any) -> Any:
+    """Train with this package until the stopwatch ends the run. Return the Trainer made with the options."""
     import lightning as L
 
     import ppo_lightning
@@ -40,19 +40,24 @@ def ours(workload: str, compiled: bool, watch: peers.Stopwatch) -> None:
     class Clock(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
             if module.env_steps > WARM_UP and module.env_steps % LAP == 0:
-                trainer.should_stop = watch.lap()
+                trainer.should_stop = trainer.strategy.broadcast(watch.lap())
 
     algorithm, env_id, num_steps = WORKLOADS[workload]
-    options = {"start_e": 0.05} if algorithm == "DQN" else {}
-    module = getattr(ppo_lightning, algorithm)(learning_starts=LEARNING_STARTS, compile=compiled, **options)
-    quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    own = {"start_e": 0.05} if algorithm == "DQN" else {}
+    module = getattr(ppo_lightning, algorithm)(learning_starts=LEARNING_STARTS, compile=compiled, **own)
+    options |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        accelerator="cpu", enable_checkpointing=False, limit_val_batches=0, callbacks=[Clock()], **quiet
+        accelerator="cpu", enable_checkpointing=False, limit_val_batches=0, callbacks=[Clock()], **options
     )
     data = ppo_lightning.RolloutDataModule(
-        env_id, num_envs=1, num_steps=num_steps, total_timesteps=10**8, rollouts_per_epoch=10**7
+        env_id,
+        num_envs=num_envs,
+        num_steps=num_steps // num_envs,
+        total_timesteps=10**8,
+        rollouts_per_epoch=10**7,
     )
     trainer.fit(module, data)
+    return trainer
 
 
 def stable_baselines3(workload: str, watch: peers.Stopwatch) -> None:

@@ -2,7 +2,8 @@
 
 `python benchmarks/ranks.py [--checkouts BEFORE AFTER] [--workloads NAME ...] [--devices 1 2] [--repeats 5]
 [--seconds 10] [--json PATH]` measures compiled runs of this checkout, or of several, in alternation. The
-workloads are those of `speed.py`, and one with 256 units. The ranks split the environments.
+workloads are those of `speed.py`, one with 256 units, and SAC with two environments, which makes an update
+for each step of an environment. The ranks split the environments.
 """
 
 import argparse
@@ -14,17 +15,26 @@ import sys
 import warnings
 from pathlib import Path
 
+import offpolicy_speed
 import peers
 from speed import WORKLOADS, train
 
 SUFFIX = "-256-units"
-NAMES = ("halfcheetah-16x256", "cartpole-64x128", f"cartpole-64x128{SUFFIX}", "breakout-8x128")
+SAC = "sac-halfcheetah"
+NAMES = ("halfcheetah-16x256", "cartpole-64x128", f"cartpole-64x128{SUFFIX}", "breakout-8x128", SAC)
 
 
 def run_one(name: str, devices: int, seconds: float) -> None:
     """Train in this process and in those that Lightning starts; rank 0 prints the throughput."""
     warnings.simplefilter("ignore")
     peers.WARM_UP_SECONDS = 120.0  # the iterations that compile
+    ranks = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    if name == SAC:
+        watch = peers.Stopwatch(seconds)
+        trainer = offpolicy_speed.ours(SAC, True, watch, num_envs=2, **ranks)
+        if trainer.is_global_zero:
+            print("RESULT", watch.rate(offpolicy_speed.LAP))
+        return
     workload = name.removesuffix(SUFFIX)
     _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
     watch = peers.Stopwatch(max(seconds, min_seconds))
@@ -32,8 +42,7 @@ def run_one(name: str, devices: int, seconds: float) -> None:
     options = {"compile": True, "num_threads": 1}
     if name.endswith(SUFFIX):
         options["hidden_sizes"] = (256, 256)  # type: ignore[assignment]
-    strategy = "ddp" if devices > 1 else "auto"
-    trainer = train(workload, watch, options, kwargs, accelerator="cpu", devices=devices, strategy=strategy)
+    trainer = train(workload, watch, options, kwargs, accelerator="cpu", **ranks)
     if trainer.is_global_zero:
         print("RESULT", watch.rate(num_envs * num_steps))
 

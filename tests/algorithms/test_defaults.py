@@ -160,7 +160,7 @@ def test_long_runs_have_other_values(fit):
     assert fields(fit(LONG, {"learning_rate": 0.1}, **STOP)) == values(LONG_RUNS, learning_rate=0.1)
 
 
-@pytest.mark.parametrize("sizes", [(1, 100, 5), (3, 7, 7), (1, 13, 1), (8, 125, 8)])
+@pytest.mark.parametrize("sizes", [(1, 100, 5), (3, 7, 7), (1, 13, 1), (8, 125, 8), (1, 8, 4)])
 def test_a_number_of_minibatches_that_is_left_out_divides_the_rollout(fit, sizes):
     num_envs, num_steps, expected = sizes
     data = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
