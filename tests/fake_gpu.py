@@ -23,6 +23,7 @@ from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
+from ppo_lightning.utils import collectives
 from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
 
 PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")
@@ -209,8 +210,17 @@ def look_at_agents(device: str) -> None:
         look_at_replay(f"{device}:0", *sac)
 
 
+def look_at_an_exchange() -> None:
+    """Gather a tensor of a simulated GPU, whose own process group exchanges it without a copy."""
+    collectives.world_size, collectives.cpu_group = lambda: 2, lambda: "gloo"
+    collectives.dist.all_gather = lambda rows, own, group: same_device("cuda:0", own, *rows)
+    with FakeTensorMode():
+        same_device("cuda:0", collectives.gather(torch.ones(3, device="cuda:0")))
+
+
 def main(folder: Path) -> None:
     register_guards(folder)
     torch.backends.cudnn.enabled = False  # an LSTM would ask the driver, which a CUDA build may lack
     look_at_agents("cuda")
     look_at_agents("mps")
+    look_at_an_exchange()

@@ -30,11 +30,14 @@ def gather(tensor: Tensor) -> Tensor:
     ranks = world_size()
     if ranks == 1:
         return tensor.unsqueeze(0)
-    local = tensor.detach().cpu().contiguous()
-    parts = torch.empty(ranks, *local.shape, dtype=local.dtype)
+    group, device = cpu_group(), torch.device("cpu")
+    if tensor.device != device and group is not dist.group.WORLD and not hasattr(_of_thread, "group"):
+        group, device = dist.group.WORLD, tensor.device  # NCCL, without a copy
+    local = tensor.detach().to(device).contiguous()
+    parts = torch.empty(ranks, *local.shape, dtype=local.dtype, device=device)
     # As bytes: Gloo does not exchange all dtypes, such as uint16.
     rows = [part.reshape(-1).view(torch.uint8) for part in parts]
-    dist.all_gather(rows, local.reshape(-1).view(torch.uint8), group=cpu_group())
+    dist.all_gather(rows, local.reshape(-1).view(torch.uint8), group=group)
     return parts.to(tensor.device)
 
 
@@ -55,7 +58,8 @@ def concatenate(rows: Tensor) -> Tensor:
     """Concatenate the rows of all ranks in the order of ranks. Their number may differ between ranks."""
     if world_size() == 1:
         return rows
-    counts = gather(torch.tensor(len(rows))).tolist()
+    if not max(counts := gather(torch.tensor(len(rows))).tolist()):
+        return rows
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[: len(rows)] = rows
     return torch.cat([part[:count] for part, count in zip(gather(padded), counts, strict=True)])
