@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tomllib
 from importlib import resources
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -98,6 +99,13 @@ def test_the_constraints_admit_the_dependencies(python):
     for requirement in applying(PROJECT["dependencies"] + extras, python):
         if requirement.name != "ppo-lightning":
             assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_installed_packages_admit_the_first_patch_of_this_python():
+    """Debian 12 has Python 3.11.2: no pin needs a later patch of it."""
+    python = "{}.{}.0".format(*sys.version_info)
+    needs = {package.name: package.metadata.get("Requires-Python", "") for package in distributions()}
+    assert [name for name, needed in needs.items() if not SpecifierSet(needed).contains(python)] == []
 
 
 @pytest.mark.parametrize("name", ["torchrl", "tensordict", "lightning"])
