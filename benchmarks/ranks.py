@@ -30,21 +30,19 @@ def run_one(name: str, devices: int, seconds: float) -> None:
     peers.WARM_UP_SECONDS = 120.0  # the iterations that compile
     ranks = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
     if name == SAC:
-        watch = peers.Stopwatch(seconds)
+        watch, frames = peers.Stopwatch(seconds), offpolicy_speed.LAP
         trainer = offpolicy_speed.ours(SAC, True, watch, num_envs=2, **ranks)
-        if trainer.is_global_zero:
-            print("RESULT", watch.rate(offpolicy_speed.LAP))
-        return
-    workload = name.removesuffix(SUFFIX)
-    _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
-    watch = peers.Stopwatch(max(seconds, min_seconds))
-    kwargs = {"num_threads": 1} if backend == "envpool" else {}  # threads of EnvPool
-    options = {"compile": True, "num_threads": 1}
-    if name.endswith(SUFFIX):
-        options["hidden_sizes"] = (256, 256)  # type: ignore[assignment]
-    trainer = train(workload, watch, options, kwargs, accelerator="cpu", **ranks)
+    else:
+        workload = name.removesuffix(SUFFIX)
+        _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
+        watch, frames = peers.Stopwatch(max(seconds, min_seconds)), num_envs * num_steps
+        kwargs = {"num_threads": 1} if backend == "envpool" else {}  # threads of EnvPool
+        options = {"compile": True, "num_threads": 1}
+        if name.endswith(SUFFIX):
+            options["hidden_sizes"] = (256, 256)  # type: ignore[assignment]
+        trainer = train(workload, watch, options, kwargs, accelerator="cpu", **ranks)
     if trainer.is_global_zero:
-        print("RESULT", watch.rate(num_envs * num_steps))
+        print("RESULT", watch.rate(frames))
 
 
 def measure(checkout: Path, name: str, devices: int, seconds: float) -> float:

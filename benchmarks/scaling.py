@@ -90,7 +90,7 @@ def train(backend: str, num_envs: int, width: int, seconds: float) -> dict[str, 
 
     speed.WORKLOADS["scaling"] = ("CartPole-v1", "classic", backend, num_envs, 128, 0)
     watch = Watch(seconds)
-    options = {"compile": True, "hidden_sizes": (width, width), "num_threads": None}
+    options = {"compile": True, "hidden_sizes": (width, width)}
     speed.train("scaling", watch, options, accelerator="cpu")
     return {"sps": watch.rate(num_envs * 128), "mib": watch.mib}
 

@@ -65,10 +65,9 @@ def settle_by_run(module: Any) -> None:
     defaults = CLEANRL if has_picture(observation_spec) else module.defaults
     if defaults is SHORT_RUNS and module.fitting:
         defaults = dict(LONG_RUNS if module.data.plan.num_frames > LONGEST_SHORT_RUN else SHORT_RUNS)
-        rows = module.data.frames_per_rollout // module.trainer.world_size
+        steps, rows = steps_to_split(module), module.data.frames_per_rollout // module.trainer.world_size
         counts = range(1, min(defaults["num_minibatches"], rows // 2) + 1)  # one row has no deviation
-        dividing = (count for count in counts if steps_to_split(module) % count == 0)
-        defaults["num_minibatches"] = max(dividing, default=1)
+        defaults["num_minibatches"] = max((count for count in counts if steps % count == 0), default=1)
     settle(module, defaults)
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:

@@ -1,6 +1,6 @@
 """Print the steps per second of EnvPool's adapter, whose versions differ between Pythons, as a row of CSV.
 
-`python adapters.py ENV_ID NUM_ENVS` in each environment in turn; adapters.csv has the rows. One thread, no
+`python adapters.py ENV_ID NUM_ENVS` with each Python in turn; adapters.csv has the rows. One thread, no
 agent, random actions, four seconds.
 """
 
