@@ -246,6 +246,7 @@ GUESS = Arm(
         "learning_rate": 1e-3,
         "num_minibatches": 8,
         "update_epochs": 10,
+        "adv_eps": 1e-8,
         "clip_vloss": False,
         "ent_coef": 0.0,
         "norm_reward": True,
@@ -279,6 +280,8 @@ CANDIDATES = {
     "minibatch_256": changed("half as many updates: less time", num_minibatches=4),
     "value_clipping": changed("today's setting", clip_vloss=True),
     "raw_observations": changed("what the normalization of observations is for", norm_obs=False),
+    "raw_advantages": changed("what the normalization of advantages is for", norm_adv=False),
+    "adv_eps": changed("keeps a policy whose returns no longer vary", adv_eps=0.03),
     "raw_rewards": changed("what the scaling of rewards is for", norm_reward=False),
 }
 TODAY = Arm(

@@ -19,6 +19,7 @@ SHORT_RUNS: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "num_minibatches": 8,
     "update_epochs": 10,
+    "adv_eps": 0.03,  # with norm_reward only
     "clip_vloss": False,
     "ent_coef": 0.0,
     "norm_reward": True,
@@ -32,6 +33,7 @@ CLEANRL: Mapping[str, Any] = {
     "learning_rate": 2.5e-4,
     "num_minibatches": 4,
     "update_epochs": 4,
+    "adv_eps": 1e-8,
     "clip_vloss": True,
     "ent_coef": 0.01,
     "norm_reward": False,
@@ -47,6 +49,8 @@ def settle(module: Any, defaults: Mapping[str, Any]) -> None:
         for name, before in module.left_out.items()
         if module.hparams[name] in (None, before)
     }
+    if "adv_eps" in chosen and not (module.hparams | chosen)["norm_reward"]:
+        chosen["adv_eps"] = CLEANRL["adv_eps"]
     module.left_out |= chosen
     module.save_hyperparameters(chosen)
     # detail P2
@@ -78,4 +82,5 @@ def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:
     """Keep what a run chose by its length, when it is resumed with another one."""
     saved = checkpoint.get("hyper_parameters", {})
     kept = {name: saved[name] for name in ("learning_rate", "num_minibatches") if name in saved}
-    settle(module, module.left_out | kept)
+    # Checkpoints without it are older than the setting.
+    settle(module, module.left_out | kept | {"adv_eps": saved.get("adv_eps", CLEANRL["adv_eps"])})

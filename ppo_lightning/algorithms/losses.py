@@ -59,7 +59,9 @@ def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
     return values.mean() if weight is None else (values * weight).mean()
 
 
-def normalize(advantage: Tensor, weight: Tensor | None = None, pooled: Tensor | None = None) -> Tensor:
+def normalize(
+    advantage: Tensor, weight: Tensor | None = None, pooled: Tensor | None = None, eps: float = 1e-8
+) -> Tensor:
     """Shift and scale the advantages of minibatches.
 
     Args:
@@ -67,6 +69,7 @@ def normalize(advantage: Tensor, weight: Tensor | None = None, pooled: Tensor | 
         weight: Weight of each advantage, 0 or 1, [..., B]. None: all are 1.
         pooled: Number, mean and sum of squared deviations of the advantages of all ranks, [3, ...]. None:
             those of ``advantage``.
+        eps: Added to the standard deviation.
 
     Returns:
         Advantages [..., B].
@@ -81,7 +84,7 @@ def normalize(advantage: Tensor, weight: Tensor | None = None, pooled: Tensor | 
         count = weight.sum(-1, keepdim=True)
         mean = (weight * advantage).sum(-1, keepdim=True) / count
         std = ((weight * (advantage - mean).square()).sum(-1, keepdim=True) / (count - 1)).sqrt()
-    return (advantage - mean) / (std + 1e-8)
+    return (advantage - mean) / (std + eps)
 
 
 def policy_loss(

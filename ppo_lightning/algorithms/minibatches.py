@@ -62,7 +62,7 @@ def deal_sequences(keys: Tensor, count: int) -> Tensor:
     return (keys.view(-1, count).argsort(dim=1) + first).T.flatten()
 
 
-def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Minibatch]:
+def split_epoch(epoch: Minibatch, count: int, norm_adv: bool, adv_eps: float = 1e-8) -> Iterator[Minibatch]:
     """Split a shuffled epoch into minibatches and normalize their advantages over all ranks.
 
     Args:
@@ -71,6 +71,7 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
             ranks.
         count: Number of minibatches.
         norm_adv: Normalize the advantages.
+        adv_eps: Added to their standard deviation.
 
     Yields:
         Minibatches [B, ...]. All ranks skip a minibatch in which fewer than two steps count.
@@ -88,7 +89,7 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
         steps = weights.shape[-1] * collectives.world_size()
         epoch["weight"] = (weights * (steps / counts.clamp(min=1))[:, None]).view_as(epoch["weight"])
     if norm_adv:
-        epoch["advantage"] = losses.normalize(by_minibatch, weights, pooled).view(advantage.shape)
+        epoch["advantage"] = losses.normalize(by_minibatch, weights, pooled, adv_eps).view(advantage.shape)
     parts = {key: tensor.chunk(count) for key, tensor in epoch.items()}
     for i in kept:
         yield {key: chunks[i] for key, chunks in parts.items()}

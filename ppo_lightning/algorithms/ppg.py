@@ -99,7 +99,8 @@ class PPG(PPO):
             advantage, weight = rollout["advantage"], rollout.get("weight", None)
             flat, weights = advantage.reshape(1, -1), None if weight is None else weight.reshape(1, -1)
             pooled = over_ranks(flat, weights)
-            rollout["advantage"] = losses.normalize(flat, weights, pooled).view_as(advantage)
+            normalized = losses.normalize(flat, weights, pooled, self.hparams.adv_eps)
+            rollout["advantage"] = normalized.view_as(advantage)
         keys = with_weight(rollout, STORED)
         self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
         return rollout

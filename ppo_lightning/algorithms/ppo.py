@@ -48,11 +48,11 @@ class PPO(AgentModule):
     ``end_iteration``. The base class :class:`AgentModule` builds, evaluates and saves the agent.
 
     What is left out (None) has a value for short runs: ``learning_rate`` 1e-3, ``num_minibatches`` 8,
-    ``update_epochs`` 10, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true, ``norm_obs`` of the
-    default agent true, ``data.num_envs`` 8. Runs of more than 500 000 steps have 3e-4 and 16, or the largest
-    number of minibatches below that divides the rollout, and keep them when resumed. Pictures, RecurrentPPO,
-    PPG, RND and SelfPlay have those of CleanRL's ``ppo.py``: 2.5e-4, 4, 4, true, 0.01, false, false, 4
-    (pictures 8). A run prints its values.
+    ``update_epochs`` 10, ``adv_eps`` 0.03, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true,
+    ``norm_obs`` of the default agent true, ``data.num_envs`` 8. Runs of more than 500 000 steps have 3e-4 and
+    16, or the largest number of minibatches below that divides the rollout, and keep them when resumed.
+    Pictures, RecurrentPPO, PPG, RND and SelfPlay have those of CleanRL's ``ppo.py``: 2.5e-4, 4, 4, 1e-8,
+    true, 0.01, false, false, 4 (pictures 8). A run prints its values.
 
     Args:
         learning_rate: Initial learning rate of Adam.
@@ -65,6 +65,9 @@ class PPO(AgentModule):
         num_minibatches: Number of minibatches per rollout.
         update_epochs: Passes over each rollout.
         norm_adv: Normalize the advantages of each minibatch.
+        adv_eps: Added to their standard deviation. Where returns no longer vary, advantages are noise, which
+            a number near 0 amplifies to updates of full size. 0.03 is meant for ``norm_reward``, without
+            which the default is 1e-8.
         clip_coef: Clipping range of the probability ratio, and of the value if ``clip_vloss``.
         anneal_clip_coef: Decrease the clipping range linearly to 0 over the run.
         clip_vloss: Clip the value loss.
@@ -124,6 +127,7 @@ class PPO(AgentModule):
         num_minibatches: Annotated[int | None, Range(1)] = None,
         update_epochs: Annotated[int | None, Range(1)] = None,
         norm_adv: bool = True,
+        adv_eps: Annotated[float | None, Range(1e-30)] = None,
         clip_coef: Annotated[float, Range(1e-6, math.inf)] = 0.2,
         anneal_clip_coef: bool = False,
         clip_vloss: bool | None = None,
@@ -221,7 +225,8 @@ class PPO(AgentModule):
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages."""
-        yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, self.hparams.norm_adv)
+        count, norm_adv, adv_eps = (self.hparams[name] for name in ("num_minibatches", "norm_adv", "adv_eps"))
+        yield from split_epoch(self.shuffled(rollout), count, norm_adv, adv_eps)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
         """Return the steps of the rollout in the order of the minibatches, tensors [N * T, ...].

@@ -112,6 +112,12 @@ def test_an_agent_of_the_user_is_left_alone(fit):
     assert wide.normalizer is not None
 
 
+def test_small_advantages_stay_small_where_rewards_have_a_known_scale():
+    assert PPO().hparams.adv_eps == SHORT_RUNS["adv_eps"]
+    assert PPO(norm_reward=False).hparams.adv_eps == CLEANRL["adv_eps"]
+    assert PPO(norm_reward=False, adv_eps=0.5).hparams.adv_eps == 0.5
+
+
 def test_a_checkpoint_has_the_numbers(fit, tmp_path):
     first = fit({"env_id": functools.partial(Shown, PICTURE), **SMALL})
     first.trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -180,3 +186,13 @@ def test_a_longer_run_keeps_what_its_length_chose(fit, tmp_path):
     module.hparams.learning_rate = 0.2
     later = fit(longer, ppo=lambda: module, ckpt_path=tmp_path / "a.ckpt", **STOP)
     assert fields(later) == values(SHORT_RUNS, learning_rate=0.2)
+
+
+def test_an_older_run_goes_on_as_it_began(fit, tmp_path):
+    fit(SMALL).trainer.save_checkpoint(tmp_path / "a.ckpt")
+    older = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    del older["hyper_parameters"]["adv_eps"]
+    torch.save(older, tmp_path / "old.ckpt")
+    longer = SMALL | {"total_timesteps": 256}
+    assert fit(longer, ckpt_path=tmp_path / "old.ckpt").hparams.adv_eps == CLEANRL["adv_eps"]
+    assert fit(longer, ckpt_path=tmp_path / "a.ckpt").hparams.adv_eps == SHORT_RUNS["adv_eps"]

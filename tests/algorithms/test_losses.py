@@ -99,6 +99,8 @@ def test_normalize_gives_mean_0_and_unbiased_std_1():
     assert abs(mean) < 1e-6 and abs(std - 1) < 1e-6
     equal = losses.normalize(torch.full((4,), 3.0))
     assert torch.equal(equal, torch.zeros(4)), "epsilon keeps equal advantages finite"
+    noise = losses.normalize(draws(1) * 0.03 / draws(1).std(), eps=0.03)
+    assert noise.std() == pytest.approx(0.5), "and small ones small"
 
 
 @pytest.mark.detail("8")

@@ -119,6 +119,8 @@ def test_the_advantages_of_each_minibatch_are_normalized(fit):
             assert minibatch["advantage"].shape == (32, 1)
             assert minibatch["advantage"].mean().abs() < 1e-6
             assert minibatch["advantage"].std() == pytest.approx(1, abs=1e-4)
+    module = fit(SMALL, {"num_minibatches": 2, "adv_eps": 1e6}, ppo=RecordedPPO)
+    assert all(minibatch["advantage"].std() < 0.01 for minibatch in module.epochs[0])
     module = fit(SMALL, {"num_minibatches": 2, "norm_adv": False}, ppo=RecordedPPO)
     advantage = torch.cat([minibatch["advantage"] for minibatch in module.epochs[0]])
     assert advantage.std() != pytest.approx(1, abs=0.01)

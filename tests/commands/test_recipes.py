@@ -76,6 +76,7 @@ CLEANRL = {
     "num_minibatches": 4,
     "update_epochs": 4,
     "norm_adv": True,
+    "adv_eps": 1e-8,
     "clip_coef": 0.2,
     "clip_vloss": True,
     "ent_coef": 0.01,
@@ -166,7 +167,7 @@ def test_a_recipe_has_the_settings_of_its_source(pattern):
 # Classes -> settings that each recipe names, as their defaults are for runs without a recipe.
 SPELLED_OUT = {
     ppo_lightning.PPO: "learning_rate anneal_lr gamma gae_lambda num_minibatches update_epochs norm_adv"
-    " clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl adam_eps norm_reward",
+    " adv_eps clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl adam_eps norm_reward",
     ppo_lightning.RPO: "rpo_alpha",
     ppo_lightning.PPG: "n_iteration e_auxiliary beta_clone num_aux_rollouts",
     ppo_lightning.RND: "update_proportion int_coef ext_coef int_gamma num_iterations_obs_norm_init",

@@ -198,7 +198,7 @@ def make_local(what):
         normalizers.collectives = types.SimpleNamespace(**alone)
     if what == "advantages":
         normalize = losses.normalize
-        losses.normalize = lambda advantage, weight, pooled: normalize(advantage, weight)
+        losses.normalize = lambda advantage, weight, pooled, eps: normalize(advantage, weight, None, eps)
     if what == "kl":
         ppo_lightning.PPO.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 

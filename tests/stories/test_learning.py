@@ -38,6 +38,14 @@ def test_probe_environments(fit, kind, observations, values, tolerance, right):
         torch.testing.assert_close(probability, torch.tensor(right), atol=0.1, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_policy_that_solves_cartpole_is_kept(own_defaults, fit, seed):
+    """With ``adv_eps`` 1e-8, both forget it: the returns no longer vary, and advantages are noise."""
+    module = fit({"env_id": "CartPole-v1", "total_timesteps": 100_000}, seed=seed)
+    assert module.mean_return >= 475
+
+
 LATER = [pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)]
 
 
