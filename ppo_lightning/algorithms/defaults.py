@@ -19,7 +19,7 @@ SHORT_RUNS: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "num_minibatches": 8,
     "update_epochs": 10,
-    "adv_eps": 0.03,  # with norm_reward only
+    "adv_eps": 0.03,  # where returns no longer vary, advantages are noise; with norm_reward only
     "clip_vloss": False,
     "ent_coef": 0.0,
     "norm_reward": True,

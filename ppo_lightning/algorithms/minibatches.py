@@ -76,12 +76,10 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool, adv_eps: float = 1
     Yields:
         Minibatches [B, ...]. All ranks skip a minibatch in which fewer than two steps count.
     """
-    weight = epoch.get("weight")
     kept = [*range(count)]
-    advantage = epoch["advantage"]
-    by_minibatch = advantage.reshape(count, -1)
-    weights = None if weight is None else weight.reshape(count, -1)
-    pooled = over_ranks(by_minibatch, weights) if norm_adv or weight is not None else None
+    by_minibatch = epoch["advantage"].reshape(count, -1)
+    weights = epoch["weight"].reshape(count, -1) if "weight" in epoch else None
+    pooled = over_ranks(by_minibatch, weights) if norm_adv or weights is not None else None
     if weights is not None:
         counts = weights.sum(-1) if pooled is None else pooled[0].to(weights.dtype)
         kept = (counts >= 2).nonzero().flatten().tolist()  # one step has no standard deviation
@@ -89,7 +87,8 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool, adv_eps: float = 1
         steps = weights.shape[-1] * collectives.world_size()
         epoch["weight"] = (weights * (steps / counts.clamp(min=1))[:, None]).view_as(epoch["weight"])
     if norm_adv:
-        epoch["advantage"] = losses.normalize(by_minibatch, weights, pooled, adv_eps).view(advantage.shape)
+        normalized = losses.normalize(by_minibatch, weights, pooled, adv_eps)
+        epoch["advantage"] = normalized.view_as(epoch["advantage"])
     parts = {key: tensor.chunk(count) for key, tensor in epoch.items()}
     for i in kept:
         yield {key: chunks[i] for key, chunks in parts.items()}

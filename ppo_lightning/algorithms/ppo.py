@@ -65,9 +65,7 @@ class PPO(AgentModule):
         num_minibatches: Number of minibatches per rollout.
         update_epochs: Passes over each rollout.
         norm_adv: Normalize the advantages of each minibatch.
-        adv_eps: Added to their standard deviation. Where returns no longer vary, advantages are noise, which
-            a number near 0 amplifies to updates of full size. 0.03 is meant for ``norm_reward``, without
-            which the default is 1e-8.
+        adv_eps: Added to their standard deviation, so that noise stays small. Without ``norm_reward`` 1e-8.
         clip_coef: Clipping range of the probability ratio, and of the value if ``clip_vloss``.
         anneal_clip_coef: Decrease the clipping range linearly to 0 over the run.
         clip_vloss: Clip the value loss.
@@ -225,8 +223,8 @@ class PPO(AgentModule):
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages."""
-        count, norm_adv, adv_eps = (self.hparams[name] for name in ("num_minibatches", "norm_adv", "adv_eps"))
-        yield from split_epoch(self.shuffled(rollout), count, norm_adv, adv_eps)
+        settings = self.hparams.num_minibatches, self.hparams.norm_adv, self.hparams.adv_eps
+        yield from split_epoch(self.shuffled(rollout), *settings)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
         """Return the steps of the rollout in the order of the minibatches, tensors [N * T, ...].
@@ -265,17 +263,16 @@ class PPO(AgentModule):
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
         weight = minibatch.get("weight")
-        clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
         policy_loss = self.policy_loss(log_ratio, advantage, weight)
-        value_clip = clip_coef if self.hparams.clip_vloss else None
+        value_clip = self.clip_coef if self.hparams.clip_vloss else None
         value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
         entropy = losses.weighted_mean(evaluation.entropy, weight)
         # detail 10
         loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
-        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+        return loss, detached | losses.diagnostics(log_ratio, self.clip_coef, weight)
 
     def policy_loss(self, log_ratio: Tensor, advantage: Tensor, weight: Tensor | None) -> Tensor:
         """Return the loss of the policy, a scalar, from tensors [B], with the annealed ``self.clip_coef``."""
