@@ -11,7 +11,7 @@ NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 # Notebook -> replacements that shorten it, the number of pictures, and a text in the outputs.
 QUICK = {
-    "1_cartpole.ipynb": ({"total_timesteps=150_000": "total_timesteps=2_048"}, 2, "wall time"),
+    "1_cartpole.ipynb": ({"total_timesteps=100_000": "total_timesteps=2_048"}, 2, "wall time"),
     "2_details.ipynb": (
         {"TOTAL = 40_000": "TOTAL = 2_048", "seeds = (1, 2)": "seeds = (1,)"},
         2,

@@ -97,7 +97,7 @@ class PPO(AgentModule):
 
     Example:
         >>> L.seed_everything(1)
-        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=150_000)
+        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=100_000)
         >>> trainer = L.Trainer(accelerator="cpu")
         >>> trainer.fit(PPO(), data)
     """

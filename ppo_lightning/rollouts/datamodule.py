@@ -79,7 +79,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         ConfigError: A number is out of its range.
 
     Example:
-        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=150_000)
+        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=100_000)
     """
 
     _trainer: Any

@@ -33,7 +33,7 @@ MODEL = {"num_minibatches": 2, "update_epochs": 1}
 
 
 STATEMENTS = """L.seed_everything(1)
-data = RolloutDataModule("CartPole-v1", total_timesteps=150_000)
+data = RolloutDataModule("CartPole-v1", total_timesteps=100_000)
 trainer = L.Trainer(accelerator="cpu")
 trainer.fit(PPO(), data)"""
 
