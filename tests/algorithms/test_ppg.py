@@ -142,6 +142,9 @@ def test_the_policy_phase_by_hand(by_hand, monkeypatch):
         "body": -(half * slopes[0] - half * slopes[1]) / 2,
     }
     assert gradients(by_hand, loss) == pytest.approx(expected, abs=1e-7)
+    by_hand.hparams.adv_eps = math.sqrt(2)  # as large as the standard deviation
+    again = by_hand.advantages(rollout)["advantage"]
+    assert again.flatten().tolist() == pytest.approx([half / 2, -half / 2], abs=1e-7)
 
 
 def test_value_gradients_do_not_reach_the_body_of_the_policy():
