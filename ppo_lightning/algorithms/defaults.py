@@ -80,7 +80,7 @@ def settle_by_run(module: Any) -> None:
 
 def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:
     """Keep what a run chose by its length, when it is resumed with another one."""
-    saved = checkpoint.get("hyper_parameters", {})
-    kept = {name: saved[name] for name in ("learning_rate", "num_minibatches") if name in saved}
-    # Checkpoints without it are older than the setting.
-    settle(module, module.left_out | kept | {"adv_eps": saved.get("adv_eps", CLEANRL["adv_eps"])})
+    # Checkpoints without `adv_eps` are older than it.
+    saved = {"adv_eps": CLEANRL["adv_eps"], **checkpoint.get("hyper_parameters", {})}
+    kept = {name: saved[name] for name in ("learning_rate", "num_minibatches", "adv_eps") if name in saved}
+    settle(module, module.left_out | kept)
