@@ -182,6 +182,52 @@ class Bandit(gymnasium.Env):
         return np.zeros(6, dtype=np.float32), float(best == int(action)), True, False, {}
 
 
+class Coded(gymnasium.ObservationWrapper):
+    """Each number of an observation in 51 or 101 numbers between 0 and 1."""
+
+    def __init__(self, env_id: str, code: str, high: Sequence[float], size: int) -> None:
+        super().__init__(gymnasium.make(env_id).unwrapped)
+        self.code, self.high = code, np.array(high)
+        self.centers = np.linspace(0, 1, size)
+        self.observation_space = spaces.Box(0, 1, (size * len(high),), np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        share = np.clip((observation / self.high + 1) / 2, 0, 1)
+        distance = (share[:, None] - self.centers) * (len(self.centers) - 1)
+        codes = {
+            "one_hot": np.abs(distance) <= 0.5,
+            "thermometer": distance >= 0,
+            "bumps": np.exp(-np.square(distance / 3) / 2),
+        }
+        return codes[self.code].astype(np.float32).ravel()
+
+
+class Catch(gymnasium.Env):
+    """Catch ten balls that fall in a field of 20 x 20 pixels."""
+
+    observation_space = spaces.Box(0, 1, (400,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.row, self.ball, self.paddle, self.balls = 0, int(self.np_random.integers(20)), 10, 0
+        return self.observe(), {}
+
+    def observe(self) -> np.ndarray:
+        field = np.zeros((20, 20), np.float32)
+        field[self.row, self.ball] = field[19, self.paddle] = 1
+        return field.ravel()
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.paddle = int(np.clip(self.paddle + int(action) - 1, 0, 19))
+        self.row += 1
+        reward = 0.0
+        if self.row == 19:
+            reward = 1.0 if self.ball == self.paddle else -1.0
+            self.row, self.ball, self.balls = 0, int(self.np_random.integers(20)), self.balls + 1
+        return self.observe(), reward, self.balls == 10, False, {}
+
+
 class Thousands(gymnasium.ObservationWrapper):
     """CartPole in millimeters and milliradians: observations in the thousands."""
 
@@ -203,6 +249,7 @@ class Task(NamedTuple):
     low: float
     high: float
     selects: bool = False
+    reports: bool = True
 
 
 TASKS = {
@@ -219,7 +266,14 @@ TASKS = {
     "Lidar-v0": Task("observations of 2000 numbers", -34, -4),
     "Thermostat-v0": Task("one long episode", -10000, -300),
     "Bandit-v0": Task("one step", 0.25, 1),
+    # Many numbers between 0 and 1: with --stage select --arms normalized not_normalized --tasks ...
+    "CartPoleOneHot-v0": Task("51 numbers for one", 20, 500, reports=False),
+    "CartPoleThermometer-v0": Task("51 numbers for one", 20, 500, reports=False),
+    "PendulumBumps-v0": Task("101 numbers for one", -1200, -150, reports=False),
+    "AcrobotBumps-v0": Task("101 numbers for one", -500, -80, reports=False),
+    "Catch-v0": Task("400 pixels in a row", -10, 10, reports=False),
 }
+CART, ACROBOT = (2.4, 3, 0.21, 3), (1, 1, 1, 1, 12.6, 28.3)  # usual size of the observations
 OWN: dict[str, tuple[Any, int, dict]] = {  # entry point, time limit, arguments
     "FrozenLakeDry-v0": ("gymnasium.envs.toy_text:FrozenLakeEnv", 100, {"is_slippery": False}),
     "Goal-v0": (Goal, 50, {}),
@@ -228,6 +282,11 @@ OWN: dict[str, tuple[Any, int, dict]] = {  # entry point, time limit, arguments
     "Lidar-v0": (Lidar, 50, {}),
     "Thermostat-v0": (Thermostat, 2000, {}),
     "Bandit-v0": (Bandit, 10, {}),
+    "CartPoleOneHot-v0": (functools.partial(Coded, "CartPole-v1", "one_hot", CART, 51), 500, {}),
+    "CartPoleThermometer-v0": (functools.partial(Coded, "CartPole-v1", "thermometer", CART, 51), 500, {}),
+    "PendulumBumps-v0": (functools.partial(Coded, "Pendulum-v1", "bumps", (1, 1, 8), 101), 200, {}),
+    "AcrobotBumps-v0": (functools.partial(Coded, "Acrobot-v1", "bumps", ACROBOT, 101), 500, {}),
+    "Catch-v0": (Catch, 1000, {}),
 }
 
 
@@ -297,7 +356,13 @@ TODAY = Arm(
     {"num_envs": 4, "num_steps": 128},
     {"norm_obs": False},
 )
-ARMS = {"today": TODAY, **CANDIDATES, "defaults": Arm("what a user gets who sets nothing")}
+ARMS = {
+    "today": TODAY,
+    **CANDIDATES,
+    "defaults": Arm("what a user gets who sets nothing"),
+    "normalized": Arm("statistics, of whatever observations", agent={"norm_obs": True}),
+    "not_normalized": Arm("no statistics", agent={"norm_obs": False}),
+}
 PEER = "stable-baselines3"
 # The off-policy algorithms with their defaults, on tasks with actions of their kind.
 OFF_POLICY = {
@@ -622,7 +687,7 @@ def main(args: Sequence[str] | None = None) -> None:
     register()
     if options.stage == "report" and not options.arms:
         parser.error("--stage report needs --arms: the chosen one, then the references")
-    arms = options.arms or [*ARMS, PEER]
+    arms = options.arms or ["today", *CANDIDATES, "defaults", PEER]
     if options.stage == "offpolicy":
         order = itertools.product(options.seeds or (1, 2, 3), OFF_POLICY, OFF_POLICY_BUDGETS)
         runs = [
@@ -636,7 +701,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print_off_policy(read(options.output))
         return
     if not options.table:
-        tasks = options.tasks or [x for x in TASKS if TASKS[x].selects or options.stage == "report"]
+        tasks = options.tasks or [
+            x for x, task in TASKS.items() if task.selects or (options.stage == "report" and task.reports)
+        ]
         seeds = options.seeds or SEEDS[options.stage]
         order = itertools.product(seeds, tasks, options.budgets, arms)
         runs = [Run(arm, task, budget, seed) for seed, task, budget, arm in order]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from torchrl.data import Bounded, TensorSpec
 
 from ppo_lightning import private
 from ppo_lightning.algorithms.checks import steps_to_split
@@ -13,6 +14,7 @@ from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.networks import class_of
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.spaces.pictures import has_picture
+from ppo_lightning.utils.output import say
 
 # Chosen by benchmarks/defaults.py, mostly with runs of 50 000 steps on vectors
 SHORT_RUNS: Mapping[str, Any] = {
@@ -28,6 +30,7 @@ SHORT_RUNS: Mapping[str, Any] = {
 # Where their learning rate moves the policy too far: chosen with runs of 1 000 000 steps of MuJoCo
 LONG_RUNS: Mapping[str, Any] = {**SHORT_RUNS, "learning_rate": 3e-4, "num_minibatches": 16}
 LONGEST_SHORT_RUN = 500_000  # steps
+MANY = 200  # numbers of an observation, the fewest that were measured
 # Those of CleanRL's ppo.py, for pictures and for variants that other settings suit
 CLEANRL: Mapping[str, Any] = {
     "learning_rate": 2.5e-4,
@@ -75,7 +78,18 @@ def settle_by_run(module: Any) -> None:
     settle(module, defaults)
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:
-        module.make_agent = functools.partial(module.make_agent, norm_obs=defaults["norm_obs"])
+        norm_obs = defaults["norm_obs"] and not are_many_fractions(observation_spec)
+        module.make_agent = functools.partial(module.make_agent, norm_obs=norm_obs)
+        if norm_obs != defaults["norm_obs"] and module.trainer.is_global_zero:
+            say("norm_obs false: observations are many numbers between 0 and 1")
+
+
+def are_many_fractions(observation_spec: TensorSpec) -> bool:
+    """Return whether observations are many numbers in [0, 1], from which PPO learns more as they are."""
+    if not isinstance(observation_spec, Bounded) or observation_spec.shape.numel() < MANY:
+        return False
+    space: Any = observation_spec.space
+    return bool((space.low >= 0).all() and (space.high <= 1).all())
 
 
 def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:

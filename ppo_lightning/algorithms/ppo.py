@@ -49,10 +49,10 @@ class PPO(AgentModule):
 
     What is left out (None) has a value for short runs: ``learning_rate`` 1e-3, ``num_minibatches`` 8,
     ``update_epochs`` 10, ``adv_eps`` 0.03, ``clip_vloss`` false, ``ent_coef`` 0, ``norm_reward`` true,
-    ``norm_obs`` of the default agent true, ``data.num_envs`` 8. Runs of more than 500 000 steps have 3e-4 and
-    16, or the largest number of minibatches below that divides the rollout, and keep them when resumed.
-    Pictures, RecurrentPPO, PPG, RND and SelfPlay have those of CleanRL's ``ppo.py``: 2.5e-4, 4, 4, 1e-8,
-    true, 0.01, false, false, 4 (pictures 8). A run prints its values.
+    ``norm_obs`` of the default agent true (200 or more numbers in [0, 1]: false), ``data.num_envs`` 8. Runs
+    of more than 500 000 steps have 3e-4 and 16, or the largest number below that divides the rollout, and
+    keep them when resumed. Pictures, RecurrentPPO, PPG, RND and SelfPlay have those of CleanRL's ``ppo.py``:
+    2.5e-4, 4, 4, 1e-8, true, 0.01, false, false, 4 (pictures 8). A run prints its values.
 
     Args:
         learning_rate: Initial learning rate of Adam.

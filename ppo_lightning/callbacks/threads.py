@@ -1,4 +1,4 @@
-"""Number of PyTorch threads during training."""
+"""Number of PyTorch threads during training, and its smallest numbers."""
 
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ class Threads(QuietCallback):
     Every fit has this callback, unless the Trainer has one already.
     PyTorch uses all cores by default. For a small update beside other processes, two threads run at
     1/40 of the speed of one.
+    During the fit, numbers below 1e-38 (float64: 1e-308) are 0. A CPU computes up to four times as long with
+    them, and the sensors of some environments have many.
 
     Args:
         num_threads: Number of threads. None selects PyTorch's default if the agent has large layers,
@@ -33,7 +35,8 @@ class Threads(QuietCallback):
         self._previous: int | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: MinibatchLearner) -> None:
-        """Set the number of threads."""
+        """Set the number of threads, and round the smallest numbers to 0."""
+        torch.set_flush_denormal(True)
         self._previous = torch.get_num_threads()
         rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         # Threads synchronize after each layer. If a layer takes less than a time slice of the operating
@@ -45,7 +48,8 @@ class Threads(QuietCallback):
         torch.set_num_threads(self.num_threads or (self._previous if has_large_layers else 1))
 
     def on_fit_end(self, *args: Any) -> None:
-        """Restore the number of threads."""
+        """Restore both."""
+        torch.set_flush_denormal(False)
         if self._previous is not None:
             torch.set_num_threads(self._previous)
         self._previous = None

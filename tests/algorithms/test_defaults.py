@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ppo_lightning import PPG, PPO, RND, RPO, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
-from ppo_lightning.algorithms.defaults import CLEANRL, LONG_RUNS, LONGEST_SHORT_RUN, SHORT_RUNS
+from ppo_lightning.algorithms.defaults import CLEANRL, LONG_RUNS, LONGEST_SHORT_RUN, MANY, SHORT_RUNS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
@@ -95,6 +95,19 @@ def test_one_hot_columns_are_not_normalized(fit, space):
     module = fit({"env_id": functools.partial(Shown, space), **SMALL})
     rows = torch.ones(2, *stored(module.observation_spec).shape)
     assert torch.equal(module.agent.normalize(rows), rows)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "size", "normalizes"),
+    [(0, 1, MANY, False), (0, 1, MANY - 1, True), (-1, 1, MANY, True), (0, 2, MANY, True)],
+)
+def test_many_numbers_between_0_and_1_are_left_as_they_are(fit, capsys, low, high, size, normalizes):
+    space = gym.spaces.Box(low, high, (size,), np.float32)
+    agent = fit({"env_id": functools.partial(Shown, space), **SMALL}).agent
+    assert (agent.normalizer is not None) == normalizes
+    assert ("norm_obs false" in capsys.readouterr().out) != normalizes
+    chosen = {"agent": functools.partial(DefaultAgent, norm_obs=True)}
+    assert fit({"env_id": functools.partial(Shown, space), **SMALL}, chosen).agent.normalizer is not None
 
 
 def test_masks_are_not_normalized(fit):

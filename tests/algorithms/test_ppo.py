@@ -302,6 +302,22 @@ def test_fit_warns_of_nothing(fit, recwarn):
     assert not [message for message in warned if "LeafSpec" not in message]
 
 
+def smallest():
+    """Return a number near float32's smallest, 0 where such numbers are rounded."""
+    return (torch.tensor(1e-30) * 1e-10).item()
+
+
+def test_the_smallest_numbers_are_0_during_a_fit(fit):
+    class Interrupted(PPO):
+        def training_step(self, rollout, batch_idx):
+            assert smallest() == 0
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        fit(SMALL, ppo=Interrupted)
+    assert smallest() > 0
+
+
 def test_small_layers_train_on_one_thread_and_the_thread_count_is_restored(fit):
     class Watching(PPO):
         def training_step(self, rollout, batch_idx):

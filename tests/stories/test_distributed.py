@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 HOPPER = {
     "data": {"env_id": "Hopper-v5"},
     "agent": {"norm_obs": True},
-    "model": {"norm_reward": True, "target_kl": 0.01},
+    "model": {"norm_reward": True, "target_kl": 0.01, "adv_eps": 0.03},
     "check_every": 1,
 }
 
