@@ -371,6 +371,10 @@ OFF_POLICY = {
     "DQN": ("CartPole-v1", "Acrobot-v1"),
 }
 OFF_POLICY_BUDGETS = (5000, 20_000)
+# Tried with seeds 11 to 13: --stage offpolicy --arms TD3 'TD3 lr_1e-3' --seeds 11 12 13
+OFF_POLICY_ARMS: dict[str, dict[str, Any]] = {
+    "TD3 lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
+}
 
 
 class Run(NamedTuple):
@@ -426,13 +430,14 @@ class Clock:
 
 def train_ours(run: Run) -> dict[str, Any]:
     """Train with this package as README does."""
-    _, ppo, data, agent = ARMS.get(run.arm, Arm("defaults of an off-policy algorithm"))
-    algorithm = getattr(ppo_lightning, run.arm) if run.arm in OFF_POLICY else PPO
+    _, changes, data, agent = ARMS.get(run.arm, Arm("", OFF_POLICY_ARMS.get(run.arm, {})))
+    name = run.arm.split()[0]
+    algorithm = getattr(ppo_lightning, name) if name in OFF_POLICY else PPO
     clock = Clock()
     L.seed_everything(run.seed)
     rollouts = RolloutDataModule(run.task, total_timesteps=run.budget, **data)
     trainer = L.Trainer(accelerator="cpu")
-    module = algorithm(**ppo, **({"agent": functools.partial(MLPAgent, **agent)} if agent else {}))
+    module = algorithm(**changes, **({"agent": functools.partial(MLPAgent, **agent)} if agent else {}))
     trainer.fit(module, rollouts)
     seconds = clock.read()
     return row_of(run, module.env_steps, module.episode_returns, module.predict, seconds)
@@ -602,16 +607,18 @@ def print_report(rows: dict[Run, dict[str, str]], arm: str) -> None:
             print_comparison(rows, arm, reference, cells)
 
 
-def print_off_policy(rows: dict[Run, dict[str, str]]) -> None:
-    """Print the returns and seconds of the off-policy algorithms, here / of Stable-Baselines3."""
+def print_off_policy(rows: dict[Run, dict[str, str]], arms: Sequence[str]) -> None:
+    """Print the returns and seconds of the off-policy arms: here / of Stable-Baselines3, or as given."""
     columns = ("train_return", "eval_return", "seconds", "cpu_seconds")
     print("| algorithm | task | steps | seeds | in training | deterministic | seconds | CPU seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for name, budget in itertools.product(OFF_POLICY, OFF_POLICY_BUDGETS):
         for task in OFF_POLICY[name]:
-            both = [rows_of(rows, arm, task, budget) for arm in (name, f"{PEER} {name}")]
-            figures = [" / ".join(mean_of(part, column) for part in both) for column in columns]
-            print(f"| {name} | {task} | {budget} | {len(both[0])} / {len(both[1])} | {' | '.join(figures)} |")
+            sides = [rows_of(rows, arm, task, budget) for arm in arms if name in arm.split()]
+            if any(sides):
+                counts = " / ".join(str(len(side)) for side in sides)
+                figures = [" / ".join(mean_of(side, column) for side in sides) for column in columns]
+                print(f"| {name} | {task} | {budget} | {counts} | {' | '.join(figures)} |")
 
 
 def rows_of(rows: dict[Run, dict[str, str]], arm: str, task: str, budget: int) -> list[dict[str, str]]:
@@ -674,7 +681,7 @@ def main(args: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stage", choices=[*SEEDS, "offpolicy"], default="select")
-    known = [*ARMS, PEER, *OFF_POLICY, *(f"{PEER} {name}" for name in OFF_POLICY)]
+    known = [*ARMS, PEER, *OFF_POLICY, *OFF_POLICY_ARMS, *(f"{PEER} {name}" for name in OFF_POLICY)]
     parser.add_argument("--arms", nargs="+", choices=known, help="select: all; report: needed")
     parser.add_argument(
         "--tasks", nargs="+", choices=[*TASKS, "Reacher-v5"], help="select: half of them; report: all"
@@ -689,16 +696,19 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error("--stage report needs --arms: the chosen one, then the references")
     arms = options.arms or ["today", *CANDIDATES, "defaults", PEER]
     if options.stage == "offpolicy":
-        order = itertools.product(options.seeds or (1, 2, 3), OFF_POLICY, OFF_POLICY_BUDGETS)
+        arms = options.arms or [arm for name in OFF_POLICY for arm in (name, f"{PEER} {name}")]
         runs = [
             Run(arm, task, budget, seed)
-            for seed, name, budget in order
+            for seed, name, budget in itertools.product(
+                options.seeds or (1, 2, 3), OFF_POLICY, OFF_POLICY_BUDGETS
+            )
             for task in OFF_POLICY[name]
-            for arm in (name, f"{PEER} {name}")
+            for arm in arms
+            if name in arm.split()
         ]
         if not options.table:
             train_all(runs, options.output.resolve())
-        print_off_policy(read(options.output))
+        print_off_policy(read(options.output), arms)
         return
     if not options.table:
         tasks = options.tasks or [

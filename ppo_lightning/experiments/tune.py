@@ -106,6 +106,7 @@ class Tuner:
         self, options: argparse.Namespace, flags: tuple[str, ...], space: dict[str, Any], targets: Targets
     ) -> None:
         self.options = options
+        self.seeds = range(options.first_seed, options.first_seed + options.seeds)
         self.flags = flags
         self.space = space
         self.targets = targets
@@ -131,7 +132,7 @@ class Tuner:
         files = {options.space.name: options.space.read_text()}
         for job in jobs_of(options.recipes, [1], [], ()):
             files[f"{job.label}.yaml"] = f"{job.recipe.read_text()}# {shlex.join(job.flags)}\n"
-        settings = files | {"seeds": options.seeds, "flags": shlex.join(flags)}
+        settings = files | {"seeds": [*self.seeds], "flags": shlex.join(flags)}
         old = self.study.user_attrs.get("settings", settings)
         if changed := [key for key in {**old, **settings} if settings.get(key) != old.get(key)]:
             advice = "choose another --study and --output"
@@ -172,7 +173,7 @@ class Tuner:
         trial.set_user_attr("runs", number)  # for a later attempt, which continues these runs
         folder = options.output / f"trials/{number}"
         flags = self.flags_of(trial)
-        seeds = [jobs_of(options.recipes, [seed], [], flags) for seed in range(1, options.seeds + 1)]
+        seeds = [jobs_of(options.recipes, [seed], [], flags) for seed in self.seeds]
         jobs = [job for seed in seeds for job in seed]
         runner = Runner(folder, options.workers, options.threads)
         runner.require_same_settings(jobs)
@@ -181,7 +182,7 @@ class Tuner:
         def report() -> None:
             """Report the scores that are new, and end the trial if it is hopeless or has failed."""
             problem = f"{runner.failed[0].name} failed" if runner.failed else ""
-            while not problem and len(means) < SHARES * options.seeds:
+            while not problem and len(means) < SHARES * len(seeds):
                 seed, share = divmod(len(means), SHARES)
                 scores = [self.score(runner, job, 1.0) for past in seeds[:seed] for job in past]
                 scores += [self.score(runner, job, (share + 1) / SHARES) for job in seeds[seed]]
@@ -248,7 +249,7 @@ class Tuner:
             return
         # A study that goes on may find another best trial.
         folders = [options.output / "comparison" / name for name in ("start", f"trial_{best.number}")]
-        seeds = map(str, range(options.seeds + 1, options.seeds + 1 + FRESH_SEEDS))
+        seeds = map(str, range(self.seeds.stop, self.seeds.stop + FRESH_SEEDS))
         shared = ["--recipes", *map(str, options.recipes), "--seeds", *seeds]
         shared += ["--workers", str(options.workers), "--threads", str(options.threads)]
         for trial, folder in zip((start, best), folders, strict=True):
@@ -266,7 +267,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--recipes", "--config", nargs="+", type=Path, required=True, help="as fit --config")
     parser.add_argument("--space", type=Path, help="search space, YAML (default: learning rates, discount)")
     parser.add_argument("--trials", type=at_least(1), default=100, help="number of trials (default: 100)")
-    parser.add_argument("--seeds", type=at_least(1), default=3, help="seeds of a trial, from 1 (default: 3)")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, help="number of seeds of a trial (default: 3)"
+    )
+    parser.add_argument("--first_seed", type=at_least(0), default=1, help="the first of them (default: 1)")
     benchmark.add_runner_arguments(parser, "runs/tune")
     parser.add_argument("--storage", help="URL of a database (default: study.db in --output)")
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")

@@ -48,23 +48,23 @@ def space_file(tmp_path):
 def tuner_of(folder, flags=(), **options):
     """Return the part of a study of one process."""
     names = {"recipes": [CARTPOLE, ACROBOT], "space": folder / "space.yaml", "output": folder / "out"}
-    numbers = {"trials": 1, "seeds": 2, "workers": 1, "threads": 1}
+    numbers = {"trials": 1, "seeds": 2, "first_seed": 1, "workers": 1, "threads": 1}
     options = argparse.Namespace(**names | numbers | {"storage": None, "study": "tune"} | options)
     options.output.mkdir(exist_ok=True)
     return Tuner(options, flags, *read_space(options.space))
 
 
-def finish(folder, flags, returns, num_trial=0, random_steps=0):
+def finish(folder, flags, returns, num_trial=0, random_steps=0, seeds=(1, 2)):
     """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe.
 
     Those of the second seed are in reverse. RND makes random steps before the training.
     """
     runner = Runner(folder / f"out/trials/{num_trial}", workers=1, threads=1)
-    for job in jobs_of([CARTPOLE, ACROBOT], [1, 2], [], flags):
+    for job in jobs_of([CARTPOLE, ACROBOT], seeds, [], flags):
         path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
         path.parent.mkdir(parents=True)
         runner.record_attempt(job)
-        values = returns[job.label][:: 1 if job.seed == 1 else -1]
+        values = returns[job.label][:: 1 if job.seed == seeds[0] else -1]
         steps = [random_steps + 500_000 * (k + 1) // 8 for k in range(len(values))]
         rows = [f"{step},{value},1000" for step, value in zip(steps, values, strict=True)]
         path.write_text("\n".join(["step,charts/avg_episodic_return,charts/SPS", *rows]))
@@ -117,6 +117,8 @@ def test_a_study_is_joined_with_the_same_settings_only(tmp_path, space_file):
     assert not tuner_of(tmp_path, study="other", seeds=2).study.trials
     with pytest.raises(ConfigError, match=r"other settings \(seeds\)"):
         tuner_of(tmp_path, seeds=3)
+    with pytest.raises(ConfigError, match=r"other settings \(seeds\)"):
+        tuner_of(tmp_path, first_seed=2)
     with pytest.raises(ConfigError, match=r"other settings \(flags\)"):
         tuner_of(tmp_path, flags=("--data.num_envs", "2"))
 
@@ -130,9 +132,11 @@ def test_a_storage_that_cannot_be_opened_is_refused(storage, tmp_path, space_fil
 # Trials of one process
 
 
-def test_scores_are_means_over_recipes_after_equal_shares_of_each_seed(tmp_path, space_file):
-    finish(tmp_path, (), {"cartpole": ["", *range(100, 450, 50)], "acrobot": [-500, -290, *[-80] * 6]})
-    tuner = tuner_of(tmp_path)
+@pytest.mark.parametrize("first_seed", [1, 11])
+def test_scores_are_means_over_recipes_after_equal_shares_of_each_seed(first_seed, tmp_path, space_file):
+    returns = {"cartpole": ["", *range(100, 450, 50)], "acrobot": [-500, -290, *[-80] * 6]}
+    finish(tmp_path, (), returns, seeds=(first_seed, first_seed + 1))
+    tuner = tuner_of(tmp_path, first_seed=first_seed)
     tuner.run()
     (trial,) = tuner.study.trials
     first = [(100 / 500 + 0.5) / 2, (200 / 500 + 1) / 2, (300 / 500 + 1) / 2, (400 / 500 + 1) / 2]
@@ -265,6 +269,7 @@ def run_fast(*args):
 
 def start(folder, *flags):
     own = ["--recipes", str(CARTPOLE), str(ACROBOT), "--space", str(folder / "space.yaml"), "--seeds", "1"]
+    own += ["--first_seed", "5"]
     return Forked(folder, run_fast, *own, "--output", str(folder / "out"), *SHORT, *flags)
 
 
@@ -284,7 +289,7 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     first.communicate(timeout=60)
     out, errors = second.communicate(timeout=500)
     assert second.returncode == 0, errors
-    study = tuner_of(tmp_path, SHORT, seeds=1).study
+    study = tuner_of(tmp_path, SHORT, seeds=1, first_seed=5).study
     finished = [trial for trial in study.trials if trial.state in (State.COMPLETE, State.PRUNED)]
     (lost,) = (trial for trial in study.trials if trial.state == State.FAIL)
     (again,) = (trial for trial in finished if "start" in trial.user_attrs)
@@ -301,7 +306,7 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     if study.best_trial.number != again.number:
         for side in ("start", f"trial_{study.best_trial.number}"):
             runs = read_csv(tmp_path / f"out/comparison/{side}/runs.csv")
-            assert {run["seed"] for run in runs} == {"2"}, "a seed that no trial has used"
+            assert {run["seed"] for run in runs} == {"6"}, "a seed that no trial has used"
         assert "| cartpole | 1, 1 |" in out
 
 
@@ -315,4 +320,4 @@ def test_an_interrupted_study_resumes(tmp_path, space_file):
     assert "the same command resumes the study" in out
     out, errors = start(tmp_path, "--trials", "1").communicate(timeout=200)
     assert "No trial is better than the recipes as they are." in out, errors
-    assert "Resumed from" in (tmp_path / "out/trials/0/runs/cartpole-1/log.txt").read_text()
+    assert "Resumed from" in (tmp_path / "out/trials/0/runs/cartpole-5/log.txt").read_text()
