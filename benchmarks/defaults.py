@@ -368,12 +368,17 @@ PEER = "stable-baselines3"
 OFF_POLICY = {
     "SAC": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
     "TD3": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
+    "DDPG": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
     "DQN": ("CartPole-v1", "Acrobot-v1"),
 }
 OFF_POLICY_BUDGETS = (5000, 20_000)
 # Tried with seeds 11 to 13: --stage offpolicy --arms TD3 'TD3 lr_1e-3' --seeds 11 12 13
 OFF_POLICY_ARMS: dict[str, dict[str, Any]] = {
     "TD3 lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
+    "DDPG lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
+    "DQN train_4": {"train_frequency": 4},  # Stable-Baselines3's: 2.5 times as many updates
+    "DQN explore_0.1": {"exploration_fraction": 0.1},  # Stable-Baselines3's
+    "DQN both": {"train_frequency": 4, "exploration_fraction": 0.1},
 }
 
 
@@ -612,7 +617,7 @@ def print_off_policy(rows: dict[Run, dict[str, str]], arms: Sequence[str]) -> No
     columns = ("train_return", "eval_return", "seconds", "cpu_seconds")
     print("| algorithm | task | steps | seeds | in training | deterministic | seconds | CPU seconds |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, budget in itertools.product(OFF_POLICY, OFF_POLICY_BUDGETS):
+    for name, budget in itertools.product(OFF_POLICY, sorted({run.budget for run in rows})):
         for task in OFF_POLICY[name]:
             sides = [rows_of(rows, arm, task, budget) for arm in arms if name in arm.split()]
             if any(sides):
@@ -686,7 +691,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--tasks", nargs="+", choices=[*TASKS, "Reacher-v5"], help="select: half of them; report: all"
     )
-    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    parser.add_argument("--budgets", nargs="+", type=int, help="environment steps")
     parser.add_argument("--seeds", nargs="+", type=int, help="select: 11 to 13; report: 1 to 5")
     parser.add_argument("--output", type=Path, default=Path("defaults.csv"), help="CSV file, one row per run")
     parser.add_argument("--table", action="store_true", help="print the table of the file, train nothing")
@@ -696,15 +701,14 @@ def main(args: Sequence[str] | None = None) -> None:
         parser.error("--stage report needs --arms: the chosen one, then the references")
     arms = options.arms or ["today", *CANDIDATES, "defaults", PEER]
     if options.stage == "offpolicy":
+        budgets = options.budgets or OFF_POLICY_BUDGETS
         arms = options.arms or [arm for name in OFF_POLICY for arm in (name, f"{PEER} {name}")]
         runs = [
             Run(arm, task, budget, seed)
-            for seed, name, budget in itertools.product(
-                options.seeds or (1, 2, 3), OFF_POLICY, OFF_POLICY_BUDGETS
-            )
+            for seed, name, budget in itertools.product(options.seeds or (1, 2, 3), OFF_POLICY, budgets)
             for task in OFF_POLICY[name]
             for arm in arms
-            if name in arm.split()
+            if name in arm.split() and task in (options.tasks or OFF_POLICY[name])
         ]
         if not options.table:
             train_all(runs, options.output.resolve())
@@ -715,7 +719,7 @@ def main(args: Sequence[str] | None = None) -> None:
             x for x, task in TASKS.items() if task.selects or (options.stage == "report" and task.reports)
         ]
         seeds = options.seeds or SEEDS[options.stage]
-        order = itertools.product(seeds, tasks, options.budgets, arms)
+        order = itertools.product(seeds, tasks, options.budgets or BUDGETS, arms)
         runs = [Run(arm, task, budget, seed) for seed, task, budget, arm in order]
         train_all(runs, options.output.resolve())
     rows = read(options.output)

@@ -32,12 +32,14 @@ class Threads(QuietCallback):
     def __init__(self, num_threads: Annotated[int | None, Range(1, 1024)] = None) -> None:
         check_arguments(Threads.__init__, locals(), "Threads")
         self.num_threads = num_threads
-        self._previous: int | None = None
+        self._previous: tuple[int, bool] | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: MinibatchLearner) -> None:
         """Set the number of threads, and round the smallest numbers to 0."""
+        num_threads = torch.get_num_threads()
+        small = torch.tensor(1e-30, dtype=torch.float32, device="cpu")
+        self._previous = num_threads, bool(small * 1e-10 == 0)
         torch.set_flush_denormal(True)
-        self._previous = torch.get_num_threads()
         rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         # Threads synchronize after each layer. If a layer takes less than a time slice of the operating
         # system, a thread without a core delays the others. Convolutions and wide linear layers take longer.
@@ -45,13 +47,14 @@ class Threads(QuietCallback):
             weight.ndim > 2 or (weight.ndim == 2 and weight.numel() * rows >= LARGE_LAYER)
             for weight in pl_module.agent.parameters()
         )
-        torch.set_num_threads(self.num_threads or (self._previous if has_large_layers else 1))
+        torch.set_num_threads(self.num_threads or (num_threads if has_large_layers else 1))
 
     def on_fit_end(self, *args: Any) -> None:
         """Restore both."""
-        torch.set_flush_denormal(False)
         if self._previous is not None:
-            torch.set_num_threads(self._previous)
+            num_threads, flushes = self._previous
+            torch.set_num_threads(num_threads)
+            torch.set_flush_denormal(flushes)
         self._previous = None
 
     on_exception = on_fit_end  # type: ignore[assignment]
