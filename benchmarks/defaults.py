@@ -360,6 +360,8 @@ ARMS = {
     "today": TODAY,
     **CANDIDATES,
     "defaults": Arm("what a user gets who sets nothing"),
+    "std_0.6": Arm("less noise at the start", agent={"norm_obs": True, "log_std_init": -0.5}),
+    "std_0.37": Arm("less noise at the start", agent={"norm_obs": True, "log_std_init": -1.0}),
     "normalized": Arm("statistics, of whatever observations", agent={"norm_obs": True}),
     "not_normalized": Arm("no statistics", agent={"norm_obs": False}),
 }
@@ -378,6 +380,7 @@ OFF_POLICY_ARMS: dict[str, dict[str, Any]] = {
     "DDPG lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
     "DQN train_4": {"train_frequency": 4},  # Stable-Baselines3's: 2.5 times as many updates
     "DQN explore_0.1": {"exploration_fraction": 0.1},  # Stable-Baselines3's
+    "DQN double": {"double": True},
     "DQN both": {"train_frequency": 4, "exploration_fraction": 0.1},
 }
 

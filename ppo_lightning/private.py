@@ -72,6 +72,16 @@ def given_hyperparameters() -> dict[str, Any]:
     return _given_hyperparameters.get() or {}
 
 
+def set_hyperparameters(module: "LightningModule", values: Mapping[str, Any]) -> None:
+    """Set hyperparameters, also as loggers write them.
+
+    ``save_hyperparameters`` compares the values with all arguments of the constructor, also with arrays.
+    """
+    initial: Any = module._hparams_initial
+    initial.update(values)
+    module.hparams.update(values)
+
+
 def has_trainer(module: "LightningModule") -> bool:
     """Return whether the module has a Trainer; ``module.trainer`` raises an error without one."""
     return module._trainer is not None

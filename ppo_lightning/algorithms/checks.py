@@ -190,8 +190,8 @@ def steps_to_split(module: Any) -> int:
 
 def of_steps(module: Any) -> Iterator[str]:
     """Yield numbers of minibatches that do not divide the steps of a rollout."""
-    is_open = module.agent is None and "num_minibatches" in module.left_out  # `settle_by_run` follows
-    if is_open or not module.fitting:
+    chosen = module.left_out.get("num_minibatches") == module.hparams.num_minibatches  # a divisor
+    if chosen or not module.fitting:
         return
     count, steps = module.hparams.num_minibatches, steps_to_split(module)
     if steps % count:

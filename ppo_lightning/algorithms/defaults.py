@@ -55,27 +55,33 @@ def settle(module: Any, defaults: Mapping[str, Any]) -> None:
     if "adv_eps" in chosen and not (module.hparams | chosen)["norm_reward"]:
         chosen["adv_eps"] = CLEANRL["adv_eps"]
     module.left_out |= chosen
-    module.save_hyperparameters(chosen)
+    private.set_hyperparameters(module, chosen)
     # detail P2
     if module.hparams.norm_reward != (module.reward_scaler is not None):  # a second fit keeps its statistics
         module.reward_scaler = RewardScaler(module.hparams.gamma) if module.hparams.norm_reward else None
+    if module.reward_scaler is not None:
+        module.reward_scaler.gamma = module.hparams.gamma  # which a user may have set since
 
 
 def settle_by_run(module: Any) -> None:
-    """Give hyperparameters and agent the values for a run, before the agent exists."""
-    if module.agent is not None or not private.has_trainer(module):
+    """Give hyperparameters the values for a run, and the agent its own before it exists."""
+    is_new = module.agent is None
+    if not private.has_trainer(module) or not (is_new or module.fitting):
         return
     if module.trainer.state.fn == TrainerFn.PREDICTING:
         return
     with torch.device("cpu"):
         observation_spec = module.data.specs.observation
-    defaults = CLEANRL if has_picture(observation_spec) else module.defaults
-    if defaults is SHORT_RUNS and module.fitting:
-        defaults = dict(LONG_RUNS if module.data.plan.num_frames > LONGEST_SHORT_RUN else SHORT_RUNS)
+    defaults = dict(CLEANRL if has_picture(observation_spec) else module.defaults)
+    if module.fitting:
+        if defaults == SHORT_RUNS and module.data.plan.num_frames > LONGEST_SHORT_RUN:
+            defaults = dict(LONG_RUNS)
         steps, rows = steps_to_split(module), module.data.frames_per_rollout // module.trainer.world_size
         counts = range(1, min(defaults["num_minibatches"], rows // 2) + 1)  # one row has no deviation
         defaults["num_minibatches"] = max((count for count in counts if steps % count == 0), default=1)
     settle(module, defaults)
+    if not is_new:
+        return
     given = getattr(module.make_agent, "keywords", {}).get("norm_obs")
     if class_of(module.make_agent) is DefaultAgent and given is None:
         norm_obs = defaults["norm_obs"] and not are_many_fractions(observation_spec)
@@ -93,8 +99,12 @@ def are_many_fractions(observation_spec: TensorSpec) -> bool:
 
 
 def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Keep what a run chose by its length, when it is resumed with another one."""
+    """Keep what was left out as a checkpoint has it, in a resumed run what its length chose."""
     # Checkpoints without `adv_eps` are older than it.
     saved = {"adv_eps": CLEANRL["adv_eps"], **checkpoint.get("hyper_parameters", {})}
-    kept = {name: saved[name] for name in ("learning_rate", "num_minibatches", "adv_eps") if name in saved}
-    settle(module, module.left_out | kept)
+    names = module.left_out.keys() & saved.keys()
+    if module.fitting:
+        names &= {"learning_rate", "num_minibatches", "adv_eps"}
+        if steps_to_split(module) % saved.get("num_minibatches", 1):  # other ranks
+            names -= {"num_minibatches"}
+    settle(module, module.left_out | {name: saved[name] for name in names})

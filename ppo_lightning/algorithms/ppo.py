@@ -325,7 +325,7 @@ class PPO(AgentModule):
 
     def configure_callbacks(self) -> Any:
         """Give what was left out its value again: a subclass may have saved None."""
-        settle(self, self.defaults)
+        settle(self, self.left_out)
         return super().configure_callbacks()
 
     def configure_model(self) -> None:
@@ -335,8 +335,7 @@ class PPO(AgentModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore a run. A longer one keeps what the first chose by its length."""
-        if self.fitting:
-            keep_from(self, checkpoint)
+        keep_from(self, checkpoint)
         super().on_load_checkpoint(checkpoint)
 
     def configure_optimizers(self) -> Any:

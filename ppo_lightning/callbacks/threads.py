@@ -1,4 +1,4 @@
-"""Number of PyTorch threads during training, and its smallest numbers."""
+"""Number of PyTorch threads during training, and the smallest numbers of its updates."""
 
 from typing import Annotated, Any
 
@@ -18,8 +18,8 @@ class Threads(QuietCallback):
     Every fit has this callback, unless the Trainer has one already.
     PyTorch uses all cores by default. For a small update beside other processes, two threads run at
     1/40 of the speed of one.
-    During the fit, numbers below 1e-38 (float64: 1e-308) are 0. A CPU computes up to four times as long with
-    them, and the sensors of some environments have many.
+    During the updates, numbers below 1e-38 (float64: 1e-308) are 0. A CPU computes up to four times as long
+    with them, and the sensors of some environments have many.
 
     Args:
         num_threads: Number of threads. None selects PyTorch's default if the agent has large layers,
@@ -32,14 +32,12 @@ class Threads(QuietCallback):
     def __init__(self, num_threads: Annotated[int | None, Range(1, 1024)] = None) -> None:
         check_arguments(Threads.__init__, locals(), "Threads")
         self.num_threads = num_threads
-        self._previous: tuple[int, bool] | None = None
+        self._previous: int | None = None
+        self._flushes: bool | None = None  # before an update
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: MinibatchLearner) -> None:
-        """Set the number of threads, and round the smallest numbers to 0."""
-        num_threads = torch.get_num_threads()
-        small = torch.tensor(1e-30, dtype=torch.float32, device="cpu")
-        self._previous = num_threads, bool(small * 1e-10 == 0)
-        torch.set_flush_denormal(True)
+        """Set the number of threads."""
+        self._previous = torch.get_num_threads()
         rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         # Threads synchronize after each layer. If a layer takes less than a time slice of the operating
         # system, a thread without a core delays the others. Convolutions and wide linear layers take longer.
@@ -47,14 +45,25 @@ class Threads(QuietCallback):
             weight.ndim > 2 or (weight.ndim == 2 and weight.numel() * rows >= LARGE_LAYER)
             for weight in pl_module.agent.parameters()
         )
-        torch.set_num_threads(self.num_threads or (num_threads if has_large_layers else 1))
+        torch.set_num_threads(self.num_threads or (self._previous if has_large_layers else 1))
 
     def on_fit_end(self, *args: Any) -> None:
-        """Restore both."""
+        """Restore both, also after an error."""
         if self._previous is not None:
-            num_threads, flushes = self._previous
-            torch.set_num_threads(num_threads)
-            torch.set_flush_denormal(flushes)
+            torch.set_num_threads(self._previous)
         self._previous = None
+        self.on_train_batch_end()
 
     on_exception = on_fit_end  # type: ignore[assignment]
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Round the smallest numbers to 0."""
+        small = torch.tensor(1e-30, dtype=torch.float32, device="cpu")
+        self._flushes = bool(small * 1e-10 == 0)
+        torch.set_flush_denormal(True)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Keep them again, as the environments do outside of a fit."""
+        if self._flushes is not None:
+            torch.set_flush_denormal(self._flushes)
+        self._flushes = None

@@ -132,7 +132,9 @@ class Tuner:
         files = {options.space.name: options.space.read_text()}
         for job in jobs_of(options.recipes, [1], [], ()):
             files[f"{job.label}.yaml"] = f"{job.recipe.read_text()}# {shlex.join(job.flags)}\n"
-        settings = files | {"seeds": [*self.seeds], "flags": shlex.join(flags)}
+        settings = files | {"seeds": options.seeds, "flags": shlex.join(flags)}
+        if options.first_seed != 1:
+            settings["first_seed"] = options.first_seed
         old = self.study.user_attrs.get("settings", settings)
         if changed := [key for key in {**old, **settings} if settings.get(key) != old.get(key)]:
             advice = "choose another --study and --output"

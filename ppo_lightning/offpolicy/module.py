@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
@@ -24,7 +25,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.actor import Actor
 from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import SPARE, FrameBuffer, ReplayBuffer
-from ppo_lightning.private import counted_step, trace_gradients
+from ppo_lightning.private import counted_step, set_hyperparameters, trace_gradients
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
@@ -94,7 +95,7 @@ class OffPolicyModule(AgentModule):
         super().__init__(agent)
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
-        self._derives_start = learning_starts is None
+        self._derived_start: int | None = None  # `learning_starts` of a run, if it is left out
         self._compiled: Any = None  # the graph of `update`, during a fit
         self._refilled_at = 0  # environment step from which a resumed run without its buffer learns again
 
@@ -234,13 +235,25 @@ class OffPolicyModule(AgentModule):
         yield from checks.of_replay(self)
         yield from checks.of_turns(self)
 
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Forget what another fit derived from its length and its checkpoint."""
+        if self.fitting:
+            self._refilled_at = 0
+            if self.hparams.learning_starts == self._derived_start:
+                self.hparams.learning_starts = None
+        return super().configure_callbacks()
+
     def configure_model(self) -> None:
         """Build the agent and, for a fit, the buffer."""
         super().configure_model()
         if self.fitting:
-            self.hparams.learning_starts = self.learning_starts  # checkpoints have the number
-            self._refilled_at = 0
+            if self.hparams.learning_starts is None:
+                self._derive_start(self.learning_starts)
             self.buffer = self.make_buffer()
+
+    def _derive_start(self, number: int) -> None:
+        self._derived_start = number
+        set_hyperparameters(self, {"learning_starts": number})
 
     def make_buffer(self) -> ReplayBuffer:
         """Make this rank's share of the buffer, which must fit into memory."""
@@ -319,18 +332,19 @@ class OffPolicyModule(AgentModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
-        if self.fitting and self._derives_start:
-            self.hparams.learning_starts = checkpoint["hyper_parameters"]["learning_starts"]
+        saved = checkpoint["hyper_parameters"].get("learning_starts")
+        if self.fitting and saved is not None and self.hparams.learning_starts == self._derived_start:
+            self._derive_start(saved)
         super().on_load_checkpoint(checkpoint)
         if "exploration" in checkpoint:  # agents of older ones act greedily
             self.agent.head.exploration = checkpoint["exploration"]
         if not self.fitting:
             return
         assert self.trainer.ckpt_path is not None
-        saved = read_beside(checkpoint, self.trainer.ckpt_path)
-        buffers = saved["buffers"] if saved else []
+        beside = read_beside(checkpoint, self.trainer.ckpt_path)
+        buffers = beside["buffers"] if beside else []
         if [buffer.get("sizes") for buffer in buffers] == [self.buffer.sizes] * self.trainer.world_size:
-            self._refilled_at = saved.get("refilled_at", 0)
+            self._refilled_at = beside.get("refilled_at", 0)
             device = self.trainer.strategy.root_device
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif 0 < self.env_steps < self.data.plan.num_frames:

@@ -179,6 +179,71 @@ def test_long_runs_have_other_values(fit):
     assert fields(fit(LONG, {"learning_rate": 0.1}, **STOP)) == values(LONG_RUNS, learning_rate=0.1)
 
 
+RUNS = [
+    (SMALL | {"env_id": functools.partial(Shown, PICTURE)}, values(CLEANRL)),
+    (LONG, values(LONG_RUNS)),
+    ({"num_envs": 1, "num_steps": 100, "total_timesteps": 400}, values(SHORT_RUNS, num_minibatches=5)),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), RUNS, ids=["pictures", "long", "100 rows"])
+def test_each_fit_of_a_module_has_the_values_of_its_run(make_trainer, tmp_path, data, expected):
+    """Whatever came before: another stage, the same run, its checkpoint or another run."""
+    module = PPO()
+    make_trainer().validate(module, RolloutDataModule(**data, eval_episodes=1), verbose=False)
+    for _ in range(2):
+        trainer = make_trainer(callbacks=[Stop()])
+        trainer.fit(module, RolloutDataModule(**data, eval_episodes=1))
+        assert fields(module) == expected
+        make_trainer().test(module, RolloutDataModule(**data, eval_episodes=1), verbose=False)
+        assert fields(module) == expected
+        assert (module.reward_scaler is not None) == expected["norm_reward"]
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    make_trainer().test(
+        module, RolloutDataModule(**data, eval_episodes=1), ckpt_path=tmp_path / "a.ckpt", verbose=False
+    )
+    make_trainer(callbacks=[Stop()]).fit(
+        module, RolloutDataModule(**data, eval_episodes=1), ckpt_path=tmp_path / "a.ckpt"
+    )
+    assert fields(module) == expected
+    if "env_id" not in data:
+        make_trainer(callbacks=[Stop()]).fit(module, RolloutDataModule(**SMALL))
+        assert fields(module) == values(SHORT_RUNS)
+
+
+class Named(PPO):
+    """Takes no settings of PPO."""
+
+    def __init__(self, name="a"):
+        super().__init__()
+
+
+class WithArray(PPO):
+    """Takes an array, which has no truth value."""
+
+    def __init__(self, demonstrations=None, **settings):
+        super().__init__(**settings)
+        self.save_hyperparameters(ignore=["demonstrations"])
+
+
+def test_a_subclass_loads_what_it_left_out(fit, tmp_path):
+    fit({"env_id": functools.partial(Shown, PICTURE), **SMALL}, ppo=Named).trainer.save_checkpoint(
+        tmp_path / "a.ckpt"
+    )
+    assert fields(Named.load_from_checkpoint(tmp_path / "a.ckpt")) == values(CLEANRL)
+
+
+def test_a_subclass_may_take_an_array(fit):
+    module = WithArray(np.zeros((3, 4)), learning_rate=0.1)
+    assert fields(fit(SMALL, ppo=lambda: module)) == values(SHORT_RUNS, learning_rate=0.1)
+
+
+def test_a_discount_that_is_set_later_scales_the_rewards(fit):
+    module = PPO()
+    module.hparams.gamma = 0.5
+    assert fit(SMALL, ppo=lambda: module).reward_scaler.gamma == 0.5
+
+
 @pytest.mark.parametrize("sizes", [(1, 100, 5), (3, 7, 7), (1, 13, 1), (8, 125, 8), (1, 8, 4)])
 def test_a_number_of_minibatches_that_is_left_out_divides_the_rollout(fit, sizes):
     num_envs, num_steps, expected = sizes

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torchrl.envs import InitTracker
@@ -308,16 +309,25 @@ def smallest():
 
 
 @pytest.mark.parametrize("flushes", [False, True])
-def test_the_smallest_numbers_are_0_during_a_fit(fit, request, flushes):
+def test_the_smallest_numbers_are_0_during_updates(fit, request, flushes):
+    """The environments, whose results a fit must not change, keep them."""
+
+    class Watched(CartPoleEnv):
+        def step(self, action):
+            assert (smallest() == 0) == flushes
+            return super().step(action)
+
     class Interrupted(PPO):
         def training_step(self, rollout, batch_idx):
             assert smallest() == 0
-            raise RuntimeError("interrupted")
+            if batch_idx:
+                raise RuntimeError("interrupted")
+            super().training_step(rollout, batch_idx)
 
     request.addfinalizer(lambda: torch.set_flush_denormal(False))
     torch.set_flush_denormal(flushes)
     with pytest.raises(RuntimeError, match="interrupted"):
-        fit(SMALL, ppo=Interrupted)
+        fit(SMALL | {"env_id": Watched}, ppo=Interrupted)
     assert (smallest() == 0) == flushes
 
 

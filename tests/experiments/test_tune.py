@@ -117,7 +117,7 @@ def test_a_study_is_joined_with_the_same_settings_only(tmp_path, space_file):
     assert not tuner_of(tmp_path, study="other", seeds=2).study.trials
     with pytest.raises(ConfigError, match=r"other settings \(seeds\)"):
         tuner_of(tmp_path, seeds=3)
-    with pytest.raises(ConfigError, match=r"other settings \(seeds\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(first_seed\)"):
         tuner_of(tmp_path, first_seed=2)
     with pytest.raises(ConfigError, match=r"other settings \(flags\)"):
         tuner_of(tmp_path, flags=("--data.num_envs", "2"))

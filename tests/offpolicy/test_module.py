@@ -340,6 +340,27 @@ def test_learning_starts_early_in_short_runs(algorithm, steps, start, fit, capsy
     assert module.trainer.datamodule.num_steps == 10
 
 
+def test_each_fit_of_a_module_derives_when_learning_starts(fit, make_trainer, tmp_path):
+    """Not from what another fit derived, or from how its buffer was refilled."""
+    module = DQN(buffer_size=100, batch_size=8)
+    save = SaveAfter(tmp_path / "a.ckpt", 10)
+    for steps in (200, 4000, 200):
+        trainer = make_trainer(max_steps=10, callbacks=[save])
+        trainer.fit(module, RolloutDataModule(**CARTPOLE | {"total_timesteps": steps}))
+        assert module.hparams.learning_starts == steps // 20
+    longer = RolloutDataModule(**CARTPOLE | {"total_timesteps": 400})
+    with pytest.warns(UserWarning, match="no replay buffer"):
+        make_trainer().fit(module, longer, ckpt_path=save.path)
+    assert module.due(0, 400)[0] > 200
+    make_trainer().fit(module, RolloutDataModule(**CARTPOLE))
+    assert module.due(0, 200)[0] == 20
+    module = DQN(buffer_size=100, batch_size=8)
+    module.hparams.learning_starts = 30
+    with pytest.warns(UserWarning, match="no replay buffer"):
+        make_trainer().fit(module, longer, ckpt_path=save.path)
+    assert module.hparams.learning_starts == 30
+
+
 def test_a_longer_resumed_run_keeps_the_start_of_learning(fit, tmp_path):
     save = SaveAfter(tmp_path / "short.ckpt", 5)
     model = {"buffer_size": 100, "batch_size": 8}
