@@ -372,16 +372,19 @@ OFF_POLICY = {
     "TD3": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
     "DDPG": ("Pendulum-v1", "Reacher-v5", "HalfCheetah-v5"),
     "DQN": ("CartPole-v1", "Acrobot-v1"),
+    "C51": ("CartPole-v1", "Acrobot-v1"),
 }
+PEERS = ("SAC", "TD3", "DQN")
 OFF_POLICY_BUDGETS = (5000, 20_000)
-# Tried with seeds 11 to 13: --stage offpolicy --arms TD3 'TD3 lr_1e-3' --seeds 11 12 13
+# Those before, and others, with seeds 11 to 13: --stage offpolicy --arms TD3 'TD3 lr_3e-4' --seeds 11 12 13
 OFF_POLICY_ARMS: dict[str, dict[str, Any]] = {
-    "TD3 lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
-    "DDPG lr_1e-3": {"learning_rate": 1e-3},  # Stable-Baselines3's
-    "DQN train_4": {"train_frequency": 4},  # Stable-Baselines3's: 2.5 times as many updates
-    "DQN explore_0.1": {"exploration_fraction": 0.1},  # Stable-Baselines3's
-    "DQN double": {"double": True},
-    "DQN both": {"train_frequency": 4, "exploration_fraction": 0.1},
+    "TD3 lr_3e-4": {"learning_rate": 3e-4},
+    "DDPG lr_3e-4": {"learning_rate": 3e-4},
+    "DQN train_10": {"train_frequency": 10},
+    "DQN train_10, explore_0.1": {"train_frequency": 10, "exploration_fraction": 0.1},
+    "DQN train_10, double": {"train_frequency": 10, "double": True},
+    "DQN explore_0.1": {"exploration_fraction": 0.1},
+    "C51 train_10": {"train_frequency": 10},
 }
 
 
@@ -689,7 +692,7 @@ def main(args: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stage", choices=[*SEEDS, "offpolicy"], default="select")
-    known = [*ARMS, PEER, *OFF_POLICY, *OFF_POLICY_ARMS, *(f"{PEER} {name}" for name in OFF_POLICY)]
+    known = [*ARMS, PEER, *OFF_POLICY, *OFF_POLICY_ARMS, *(f"{PEER} {name}" for name in PEERS)]
     parser.add_argument("--arms", nargs="+", choices=known, help="select: all; report: needed")
     parser.add_argument(
         "--tasks", nargs="+", choices=[*TASKS, "Reacher-v5"], help="select: half of them; report: all"
@@ -705,7 +708,7 @@ def main(args: Sequence[str] | None = None) -> None:
     arms = options.arms or ["today", *CANDIDATES, "defaults", PEER]
     if options.stage == "offpolicy":
         budgets = options.budgets or OFF_POLICY_BUDGETS
-        arms = options.arms or [arm for name in OFF_POLICY for arm in (name, f"{PEER} {name}")]
+        arms = options.arms or [arm for name in PEERS for arm in (name, f"{PEER} {name}")]
         runs = [
             Run(arm, task, budget, seed)
             for seed, name, budget in itertools.product(options.seeds or (1, 2, 3), OFF_POLICY, budgets)

@@ -75,7 +75,8 @@ class DDPG(OffPolicyModule):
     details of CleanRL's ``ddpg_continuous_action.py``.
 
     Args:
-        learning_rate: Learning rate of both Adams.
+        learning_rate: Learning rate of both Adams. TD3's authors have 1e-3, which learns more in 20 000 steps
+            than CleanRL's 3e-4.
         tau: Share of the online networks in an update of the target networks.
         exploration_noise: Standard deviation of the noise on actions, in units of half the width of their
             bounds. Before ``learning_starts``, actions are uniformly random.
@@ -94,7 +95,7 @@ class DDPG(OffPolicyModule):
 
     def __init__(
         self,
-        learning_rate: Annotated[float, Range(1e-15)] = 3e-4,
+        learning_rate: Annotated[float, Range(1e-15)] = 1e-3,
         tau: Annotated[float, Range(0, 1)] = 0.005,
         exploration_noise: Annotated[float, Range(0)] = 0.1,
         policy_frequency: Annotated[int, Range(1)] = 2,

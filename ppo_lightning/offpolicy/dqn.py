@@ -113,7 +113,7 @@ class DQN(OffPolicyModule):
         double: Let the online network choose the action that the target network evaluates.
         buffer_size: As for :class:`OffPolicyModule`.
         batch_size: As for :class:`OffPolicyModule`.
-        train_frequency: As for :class:`OffPolicyModule`.
+        train_frequency: As for :class:`OffPolicyModule`. CleanRL has 10, which learns less in short runs.
         agent: As for :class:`OffPolicyModule`.
         **hyperparameters: Those of :class:`OffPolicyModule`.
 
@@ -137,7 +137,7 @@ class DQN(OffPolicyModule):
         double: bool = False,
         buffer_size: Annotated[int, Range(1)] = 10_000,
         batch_size: Annotated[int, Range(1)] = 128,
-        train_frequency: Annotated[int, Range(1)] = 10,
+        train_frequency: Annotated[int, Range(1)] = 4,
         agent: AgentMaker = QAgent,
         **hyperparameters: Any,
     ) -> None:

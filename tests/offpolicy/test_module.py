@@ -41,7 +41,7 @@ from tests.helpers import SaveAfter, require_same, run, weights
 CARTPOLE = {"num_envs": 2, "num_steps": 10, "total_timesteps": 200}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 1, "num_steps": 10, "total_timesteps": 100}
 SMALL = {"batch_size": 16, "learning_starts": 40, "buffer_size": 100}
-Q = SMALL | {"learning_rate": 1e-2, "target_network_frequency": 30}
+Q = SMALL | {"learning_rate": 1e-2, "target_network_frequency": 30, "train_frequency": 10}
 ACTOR = SMALL | {"learning_starts": 20}
 ACTOR |= {"agent": functools.partial(DeterministicAgent, hidden_sizes=(16, 16))}
 SOFT = ACTOR | {"agent": functools.partial(SACAgent, hidden_sizes=(16, 16), norm_obs=True)}
@@ -353,7 +353,7 @@ def test_each_fit_of_a_module_derives_when_learning_starts(fit, make_trainer, tm
         make_trainer().fit(module, longer, ckpt_path=save.path)
     assert module.due(0, 400)[0] > 200
     make_trainer().fit(module, RolloutDataModule(**CARTPOLE))
-    assert module.due(0, 200)[0] == 20
+    assert module.due(0, 200)[0] == 12
     module = DQN(buffer_size=100, batch_size=8)
     module.hparams.learning_starts = 30
     with pytest.warns(UserWarning, match="no replay buffer"):

@@ -138,7 +138,8 @@ def test_c51():
 
 @pytest.mark.parametrize("algorithm", [DDPG, TD3])
 def test_deterministic_policies(algorithm):
-    module = build(algorithm, CONTINUOUS, **{"noise_clip": 0.3} if algorithm is TD3 else {})
+    more = {"noise_clip": 0.3} if algorithm is TD3 else {}
+    module = build(algorithm, CONTINUOUS, learning_rate=3e-4, **more)
     pi, target_pi = network(module.agent), network(module.target)
     qs, target_qs = critics_of(module)
     assert len(qs) == (2 if algorithm is TD3 else 1)
