@@ -164,6 +164,16 @@ def save_and_requeue(trainer: "Trainer", number: int) -> None:
     trainer._signal_connector._slurm_sigusr_handler_fn(number, None)  # type: ignore[arg-type]
 
 
+def leave_evaluation(trainer: "Trainer") -> None:
+    """Restore the modes of layers after an evaluation that did not end, and let the next fit evaluate again.
+
+    Lightning restores them at the end, and takes the evaluation before for the one that did not end.
+    """
+    if trainer.evaluating or trainer.sanity_checking:
+        trainer._evaluation_loop._module_mode.restore(trainer.lightning_module)
+    trainer.fit_loop.epoch_loop.val_loop._has_run = False
+
+
 def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
     """Clean up after SIGINT as Lightning does, and raise another end, which a notebook shows in one line."""
     end._render_traceback_ = lambda: [f"{type(end).__name__}: {end}"]  # type: ignore[attr-defined]

@@ -199,7 +199,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         prefix = "test" if self.trainer.testing else "eval"
         results = pooled_statistics(prefix, episodes, self.data.factory.log_info)
         if self.fitting and results:  # none of an evaluation that was cut short
-            self.progress.evaluated_at = self.env_steps
+            self.progress.evaluated(results)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,

@@ -97,11 +97,11 @@ class RunCheckpointIO(CheckpointIO):
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
         """
         if "state_dict" not in checkpoint:
-            checkpoint = {**checkpoint, RUN_KEY: run_entries(self.trainer)}
+            checkpoint = {**checkpoint, RUN_KEY: run_entries(self.trainer.lightning_module)}
         elif name := first_nonfinite(checkpoint):
             raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
         else:
-            checkpoint = complete(checkpoint, self.trainer)
+            checkpoint = complete(checkpoint, self.trainer.lightning_module)
         self.plugin.save_checkpoint(checkpoint, path, storage_options)
         if isinstance(checkpoint.get(BESIDE), str):
             if self._former is not None and self._former.exists():

@@ -17,7 +17,7 @@ from ppo_lightning.checkpoints.agent import (
     known_class,
     trained_agent,
 )
-from ppo_lightning.checkpoints.settings import MAKERS, require_known
+from ppo_lightning.checkpoints.settings import MAKERS, facts_of, require_known
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import spec_from_plain
@@ -27,33 +27,37 @@ from ppo_lightning.utils.seeding import initial_weights
 RUN_KEY = "returned"  # in the weights that a started process returns: the entries of `run_entries`
 
 
-def run_entries(trainer: Any) -> dict[str, Any]:
+def run_entries(module: Any) -> dict[str, Any]:
     """Return the entries with which a checkpoint of a run can be read and resumed, as plain types."""
-    module, data = trainer.lightning_module, trainer.datamodule
     progress = module.progress
     # Results of the last evaluation, if it evaluated the current weights
-    metrics = trainer.callback_metrics if progress.evaluated_at == progress.env_steps else {}
-    results = {key.removeprefix("eval/"): float(x) for key, x in metrics.items() if "eval/" in key}
+    results = progress.evaluation if progress.evaluated_at == progress.env_steps else {}
     return {
         VERSION: __version__,
         "agent": module.recipe,
-        "seed": data.seed,
-        "frames_per_rollout": data.frames_per_rollout,
         "evaluation": results or None,
+        **(progress.run or facts_of(module.data)),
         **progress.state_dict(),
     }
 
 
-def complete(checkpoint: dict[str, Any], trainer: Any) -> dict[str, Any]:
+def complete(checkpoint: dict[str, Any], module: Any) -> dict[str, Any]:
     """Return a checkpoint of Lightning with the entries of its run and the class of its module."""
+    entries = run_entries(module)
+    # The data module may count for another module since.
+    states = {key: x for key, x in checkpoint.items() if isinstance(x, dict) and "collector" in x}
+    entries |= {key: state | {"progress": module.progress.state_dict()} for key, state in states.items()}
     hyperparameters = dict(checkpoint.get("hyper_parameters", {}))
     # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
     for name in MAKERS:
         hyperparameters.pop(name, None)
-    module_path = class_path(trainer.lightning_module)
+    module_path = class_path(module)
     if not module_path.startswith("__main__.") and LOCAL not in module_path:
         hyperparameters.setdefault("_class_path", module_path)  # as the command line does
-    return {**checkpoint, **run_entries(trainer), "hyper_parameters": hyperparameters}
+    left_out = getattr(module, "left_out", {})
+    names = [name for name, value in left_out.items() if hyperparameters.get(name) == value]
+    hyperparameters["_left_out"] = names
+    return {**checkpoint, **entries, "hyper_parameters": hyperparameters}
 
 
 def class_path(module: Any) -> str:
@@ -125,7 +129,7 @@ def receive(module: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     if entries := weights.pop(RUN_KEY, None):
         rebuild(module, entries | {"state_dict": weights})
         module.progress.load_state_dict(entries)
-        if entries["evaluation"]:
-            module.progress.evaluated_at = module.progress.env_steps
+        module.progress.evaluated_at = module.progress.env_steps
+        module.progress.evaluation = entries["evaluation"] or {}
         module.loaded = {}, Path()
     return weights

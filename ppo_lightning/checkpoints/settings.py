@@ -32,6 +32,15 @@ def data_settings(checkpoint: Mapping[str, Any], owner: type, given: Collection[
     return data
 
 
+def facts_of(data: Any) -> dict[str, Any]:
+    """Return what a checkpoint says of the data of a run."""
+    return {
+        "seed": data.seed,
+        "frames_per_rollout": data.frames_per_rollout,
+        "datamodule_hyper_parameters": dict(data.hparams),
+    }
+
+
 def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[str, Any]) -> Any:
     """Return a module with the hyperparameters of a checkpoint, or those given, without its agent.
 
@@ -45,9 +54,13 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
     replaced = {key: value for key, value in given.items() if key != "weights_only"}
     with naming_writer(checkpoint):
         try:
-            return module_class(**saved | replaced)
+            module = module_class(**saved | replaced)
         except (TypeError, AttributeError) as error:
             raise ConfigError(f"The checkpoint does not fit {base.__name__}: {first_line(error)}.") from error
+    # Another fit chooses these values again.
+    names = set(checkpoint["hyper_parameters"].get("_left_out", ())) - replaced.keys()
+    module.left_out = getattr(module, "left_out", {}) | {name: saved[name] for name in names & saved.keys()}
+    return module
 
 
 def require_known(checkpoint: Mapping[str, Any], data: type | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning import private
 from ppo_lightning.checkpoints.run import class_path, complete
 from ppo_lightning.errors import ConfigError
 
@@ -29,17 +30,13 @@ class Pretrained:
         require_trained(self)
         checkpoint, run = self.loaded
         if not checkpoint:  # a Trainer has trained the agent, or read its checkpoint
+            trainer = self.trainer if private.has_trainer(self) else None  # a copy has none
             # Without a logger, `log_dir` is a folder that others may use.
-            run = Path((self.trainer.loggers and self.trainer.log_dir) or folder)
-            checkpoint = complete(
-                {
-                    "pytorch-lightning_version": L.__version__,
-                    "hyper_parameters": dict(self.hparams),
-                    "datamodule_hyper_parameters": dict(self.data.hparams),
-                },
-                self.trainer,
-            )
-            if not self.trainer.is_global_zero:
+            run = Path((trainer and trainer.loggers and trainer.log_dir) or folder)
+            entries = {"pytorch-lightning_version": L.__version__, "hyper_parameters": dict(self.hparams)}
+            self.on_save_checkpoint(entries)
+            checkpoint = complete(entries, self)
+            if trainer and not trainer.is_global_zero:
                 return
         from ppo_lightning.export.hub import write_folder
 

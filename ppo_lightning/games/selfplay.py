@@ -52,7 +52,7 @@ class SelfPlay(PPO):
     def configure_model(self) -> None:
         """Build the agent, and refuse opponents that cannot play before the training."""
         super().configure_model()
-        if self.agent is not None and self.hparams.rating_games:
+        if self.agent is not None and self.hparams.rating_games and getattr(self.trainer, "datamodule", None):
             self._players()
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:

@@ -95,7 +95,11 @@ class C51(DQN):
             raise ConfigError(f"model.v_min ({v_min:g}) must be below model.v_max ({v_max:g}).")
         agent = functools.partial(agent, atoms=[n_atoms, v_min, v_max])  # type: ignore[call-arg]
         super().__init__(agent=agent, **hyperparameters)
+
+    def configure_optimizers(self) -> list[torch.optim.Adam]:
+        """Return the Adam, with the epsilon for ``batch_size``."""
         self.adam_eps = 0.01 / self.hparams.batch_size
+        return super().configure_optimizers()
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
         """Return the cross-entropy of the distributions, and its metrics."""

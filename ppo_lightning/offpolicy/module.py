@@ -95,7 +95,7 @@ class OffPolicyModule(AgentModule):
         super().__init__(agent)
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
-        self._derived_start: int | None = None  # `learning_starts` of a run, if it is left out
+        self.left_out: dict[str, int | None] = {"learning_starts": None} if learning_starts is None else {}
         self._compiled: Any = None  # the graph of `update`, during a fit
         self._refilled_at = 0  # environment step from which a resumed run without its buffer learns again
 
@@ -239,7 +239,7 @@ class OffPolicyModule(AgentModule):
         """Forget what another fit derived from its length and its checkpoint."""
         if self.fitting:
             self._refilled_at = 0
-            if self.hparams.learning_starts == self._derived_start:
+            if self.hparams.learning_starts == self.left_out.get("learning_starts"):
                 self.hparams.learning_starts = None
         return super().configure_callbacks()
 
@@ -252,8 +252,8 @@ class OffPolicyModule(AgentModule):
             self.buffer = self.make_buffer()
 
     def _derive_start(self, number: int) -> None:
-        self._derived_start = number
-        set_hyperparameters(self, {"learning_starts": number})
+        self.left_out = {"learning_starts": number}
+        set_hyperparameters(self, self.left_out)
 
     def make_buffer(self) -> ReplayBuffer:
         """Make this rank's share of the buffer, which must fit into memory."""
@@ -333,7 +333,11 @@ class OffPolicyModule(AgentModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
         saved = checkpoint["hyper_parameters"].get("learning_starts")
-        if self.fitting and saved is not None and self.hparams.learning_starts == self._derived_start:
+        if (
+            self.fitting
+            and saved is not None
+            and self.hparams.learning_starts == self.left_out.get("learning_starts")
+        ):
             self._derive_start(saved)
         super().on_load_checkpoint(checkpoint)
         if "exploration" in checkpoint:  # agents of older ones act greedily

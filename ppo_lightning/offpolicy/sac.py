@@ -97,8 +97,14 @@ class SAC(OffPolicyModule):
     def on_train_start(self) -> None:
         """Set the temperature of this run, if it is not learned, also in a resumed one."""
         super().on_train_start()
+        self.noise_shape = (1 + 2 * self.hparams.policy_frequency, *self.noise_shape[1:])
         if not self.hparams.autotune:
             self.log_alpha.data.fill_(math.log(self.hparams.alpha))
+
+    def configure_optimizers(self) -> list[torch.optim.Adam]:
+        """Return an Adam for each part, for the temperature only if this run learns it."""
+        self.log_alpha.requires_grad_(self.hparams.autotune)
+        return super().configure_optimizers()
 
     def make_critics(self, specs: Specs) -> Any:
         """Build two critics, and set the shape of the noise."""

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import data_settings
+from ppo_lightning.checkpoints.settings import data_settings, facts_of
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
@@ -255,7 +255,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """Return the loader of the run, which collects each rollout on demand."""
         module = self.trainer.lightning_module
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
-            self.progress.start()
+            self.progress.start(facts_of(self))
             self._rollouts_per_epoch = self.plan.rollouts_per_epoch
             learned = module.agent, module.reward_scaler
             agent, reward_scaler = copy.deepcopy(learned) if self.overlap else learned
@@ -343,6 +343,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Close the training environments, and let the module release what it holds, after an error."""
         self._close()
+        private.leave_evaluation(self.trainer)
         # Lightning calls this hook after those of all callbacks, and then `sys.exit(1)` for an interrupt.
         if isinstance(exception, KeyboardInterrupt):
             end = exception if private.INTERACTIVE else SystemExit(128 + signal.SIGINT)

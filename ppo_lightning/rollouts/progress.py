@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ class Progress:
         """Begin a new run."""
         self.load_state_dict({"env_steps": 0, "episode_returns": (), "begun": time.time()})
         self.evaluated_at: int | None = None  # environment steps at the last evaluation of a fit
-        self.start()
+        self.evaluation: dict[str, float] = {}  # its results
+        self.start({})
 
-    def start(self) -> None:
-        """Start the clock of a fit, of a new run or of a resumed one."""
+    def start(self, run: dict[str, Any]) -> None:
+        """Start the clock of a fit, of a new run or of a resumed one.
+
+        ``run`` is what a checkpoint says of the data. Later, other runs may use the data module.
+        """
+        self.run = run
         self.steps_before = self.env_steps
         self.finished: list[Tensor] = []  # since the last point of the loggers, see `finished_episodes`
         self.draws.clear()
@@ -66,6 +72,11 @@ class Progress:
             self.episode_returns.extend(episodes[:, 0].tolist())
             self.episode_lengths.extend(episodes[:, 1].tolist())
             self.finished.append(episodes)
+
+    def evaluated(self, results: Mapping[str, Any]) -> None:
+        """Keep the results of an evaluation of a fit."""
+        self.evaluated_at = self.env_steps
+        self.evaluation = {key.removeprefix("eval/"): float(x) for key, x in results.items()}
 
     def count_extra(self, steps: int) -> None:
         """Count environment steps of all ranks outside of rollouts."""

@@ -211,6 +211,16 @@ def test_each_fit_of_a_module_has_the_values_of_its_run(make_trainer, tmp_path, 
         assert fields(module) == values(SHORT_RUNS)
 
 
+def test_a_loaded_module_has_the_values_of_its_next_run(fit, make_trainer, tmp_path):
+    """As the module in memory has, but for those that its user gave."""
+    fit(SMALL, {"ent_coef": 0.5}).trainer.save_checkpoint(tmp_path / "a.ckpt")
+    module = PPO.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert fields(module) == values(SHORT_RUNS, ent_coef=0.5)
+    for data, expected in RUNS[1:]:
+        make_trainer(callbacks=[Stop()]).fit(module, RolloutDataModule(**data))
+        assert fields(module) == expected | {"ent_coef": 0.5}
+
+
 class Named(PPO):
     """Takes no settings of PPO."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, SelfPlay
 from ppo_lightning.algorithms.run_log import episode_means
@@ -14,6 +15,7 @@ from ppo_lightning.games.pettingzoo import ParallelGamesEnv
 from ppo_lightning.games.players import agent_player, make_player
 from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.games.turn_based import TurnBasedGamesEnv
+from ppo_lightning.spaces.specs import stored
 from tests.helpers import ROOT, SaveAfter, weights
 
 TICTACTOE = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8, "num_steps": 16}
@@ -36,6 +38,12 @@ def learn(fit):
 
 def test_without_ratings_self_play_is_ppo(learn):
     assert torch.equal(weights(learn()), weights(learn(ppo=PPO)))
+
+
+def test_predict_needs_no_game(learn, make_trainer):
+    module = learn(1, rating_games=2)
+    rows = torch.ones(4, *stored(module.observation_spec).shape)
+    assert len(make_trainer().predict(module, DataLoader(rows))) == 4
 
 
 def test_returns_of_both_players_are_logged(learn):

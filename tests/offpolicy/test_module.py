@@ -366,7 +366,10 @@ def test_a_longer_resumed_run_keeps_the_start_of_learning(fit, tmp_path):
     model = {"buffer_size": 100, "batch_size": 8}
     fit(CARTPOLE, model, ppo=DQN, callbacks=[save])
     longer = fit(CARTPOLE | {"total_timesteps": 800}, model, ppo=DQN, ckpt_path=save.path)
-    assert longer.hparams.learning_starts == 10 == DQN.load_from_checkpoint(save.path).hparams.learning_starts
+    loaded = DQN.load_from_checkpoint(save.path)
+    assert longer.hparams.learning_starts == 10 == loaded.hparams.learning_starts
+    longer.trainer.fit(loaded, RolloutDataModule(**CARTPOLE | {"total_timesteps": 400}))
+    assert loaded.hparams.learning_starts == 20, "a new run"
 
 
 def test_the_target_network_is_due_in_the_first_update_after_each_multiple():
