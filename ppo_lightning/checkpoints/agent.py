@@ -174,7 +174,7 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
             _comparable(plain[key], bounds=key == "action_spec") for plain in (saved, current)
         )
         if trained != present:
-            raise ConfigError(f"ckpt_path was trained on {field} {trained} and data.env_id has {present}.")
+            raise ConfigError(f"The agent was trained on {field} {trained} and data.env_id has {present}.")
     new, old = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
     if changes := changed_settings("model.agent", old, new):
         raise ConfigError(f"{changes}: give the setting of the run, or another ckpt_path.")

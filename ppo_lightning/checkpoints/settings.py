@@ -37,7 +37,7 @@ def facts_of(data: Any) -> dict[str, Any]:
     return {
         "seed": data.seed,
         "frames_per_rollout": data.frames_per_rollout,
-        "datamodule_hyper_parameters": dict(data.hparams),
+        "datamodule_hyper_parameters": {**data.hparams, "total_timesteps": data.total_timesteps},
     }
 
 

@@ -31,7 +31,10 @@ def test_a_checkpoint_is_of_its_run_whatever_used_the_data_since(make_trainer, t
         make_trainer().fit(DQN(**LEARNS), data)
     elif stage == "a shorter fit":
         data.total_timesteps = 256
-        make_trainer().fit(PPO(**MODEL), data)
+        shorter = make_trainer()
+        shorter.fit(PPO(**MODEL), data)
+        shorter.save_checkpoint(tmp_path / "short.ckpt")
+        assert RolloutDataModule.load_from_checkpoint(tmp_path / "short.ckpt").total_timesteps == 256
     else:
         other = RolloutDataModule(**SMALL | {"env_kwargs": {"max_episode_steps": 5}})
         trainer.test(module, other, verbose=False)
