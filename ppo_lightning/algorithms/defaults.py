@@ -104,7 +104,7 @@ def keep_from(module: Any, checkpoint: dict[str, Any]) -> None:
     saved = {"adv_eps": CLEANRL["adv_eps"], **checkpoint.get("hyper_parameters", {})}
     names = module.left_out.keys() & saved.keys()
     if module.fitting:
-        names &= {"learning_rate", "num_minibatches", "adv_eps"}
+        names &= {"learning_rate", "num_minibatches", "adv_eps", *saved.get("_left_out", ())}
         if steps_to_split(module) % saved.get("num_minibatches", 1):  # other ranks
             names -= {"num_minibatches"}
     settle(module, module.left_out | {name: saved[name] for name in names})

@@ -37,7 +37,10 @@ def add_checkpoint_settings(arguments: Arguments) -> None:
     for key in given.keys() & {"model", "model.agent"}:
         _import(given[key])
     data = data_settings(checkpoint, RolloutDataModule, [key.removeprefix("data.") for key in given])
-    model = {key: value for key, value in module_settings(checkpoint).items() if f"model.{key}" not in given}
+    # A fit chooses anew what was left out, or keeps it.
+    left_out = checkpoint["hyper_parameters"].get("_left_out", ()) if command == "fit" else ()
+    skipped = {key.removeprefix("model.") for key in given} | {*left_out}
+    model = {key: value for key, value in module_settings(checkpoint).items() if key not in skipped}
     agent = checkpoint["agent"]
     settings = {key: x for key, x in agent["init_args"].items() if f"model.agent.{key}" not in given}
     trained_agent(checkpoint)  # refuses settings that do not match the weights

@@ -28,6 +28,8 @@ class Progress:
         (256, 0)
     """
 
+    finished: list[Tensor]  # since the last point of the loggers, see `finished_episodes`
+
     def __init__(self) -> None:
         self.episode_returns: deque[float] = deque(maxlen=LAST_EPISODES)
         self.episode_lengths: deque[float] = deque(maxlen=LAST_EPISODES)
@@ -48,7 +50,6 @@ class Progress:
         """
         self.run = run
         self.steps_before = self.env_steps
-        self.finished: list[Tensor] = []  # since the last point of the loggers, see `finished_episodes`
         self.draws.clear()
         self._started = time.perf_counter()
         self.learn_from_here()
@@ -71,7 +72,8 @@ class Progress:
         if len(episodes):
             self.episode_returns.extend(episodes[:, 0].tolist())
             self.episode_lengths.extend(episodes[:, 1].tolist())
-            self.finished.append(episodes)
+            same = [x for x in self.finished if x.shape[1] == episodes.shape[1]]  # `log_info` may change
+            self.finished = [*same, episodes]
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
         """Keep the results of an evaluation of a fit."""
@@ -106,6 +108,7 @@ class Progress:
             "begun": self.begun,
             "episode_returns": list(self.episode_returns),
             "episode_lengths": list(self.episode_lengths),
+            "finished": [episodes.tolist() for episodes in self.finished],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -117,6 +120,7 @@ class Progress:
         self.episode_returns.extend(state_dict["episode_returns"])
         self.episode_lengths.clear()
         self.episode_lengths.extend(state_dict.get("episode_lengths", ()))  # since version 0.2.0
+        self.finished = [torch.tensor(rows, dtype=torch.float32) for rows in state_dict.get("finished", ())]
 
 
 def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:

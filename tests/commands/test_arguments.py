@@ -75,6 +75,14 @@ def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_one
 
 
 @pytest.mark.parametrize("flags", [["--config", "first/cartpole"], ["--model", "DQN"]])
+def test_a_run_resumes_with_what_is_left_out(output_of, flags):
+    out = output_of("fit", *flags, "--data.total_timesteps", 2048)
+    resumed = output_of("fit", "--ckpt_path", checkpoint_of(out), "--data.total_timesteps", 4096)
+    saved = [torch.load(checkpoint_of(x), weights_only=True)["hyper_parameters"] for x in (out, resumed)]
+    assert saved[0] == saved[1] and len(saved[0]["_left_out"]) >= 1
+
+
+@pytest.mark.parametrize("flags", [["--config", "first/cartpole"], ["--model", "DQN"]])
 def test_a_run_resumes_with_sizes_that_are_left_out(output_of, flags):
     """The command reads them before the algorithm is the Trainer's."""
     for total in 2048, 4096:

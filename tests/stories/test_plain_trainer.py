@@ -238,6 +238,29 @@ def test_a_resumed_run_keeps_the_length_of_epochs(fit, tmp_path):
     assert run(32 * 80) == (4, 20)
 
 
+def test_two_callbacks_keep_the_best_and_the_newest_where_all_are_equally_good(fit, tmp_path):
+    """docs/long_runs.md gives them."""
+    both = [ModelCheckpoint(monitor="eval/episodic_return", mode="max"), ModelCheckpoint()]
+    data = SMALL | {"env_kwargs": {"max_episode_steps": 5}, "rollouts_per_epoch": 3, "eval_episodes": 1}
+    options = {"limit_val_batches": 1.0, "enable_checkpointing": True, "logger": CSVLogger(tmp_path, "runs")}
+    module = fit(data, MODEL, callbacks=both, **options)
+    best, newest = (read_checkpoint(callback.best_model_path)["env_steps"] for callback in both)
+    assert best < newest == module.env_steps
+    assert ppo_lightning.last_checkpoint(tmp_path) == both[1].best_model_path
+
+
+def test_episodes_since_the_last_row_of_the_loggers_are_in_the_first_of_a_resumed_run(fit, tmp_path):
+    data = SMALL | {"env_kwargs": {"max_episode_steps": 20}}
+    rows = []
+    for name in ("whole", "resumed"):
+        save, logger = SaveAfter(tmp_path / "a.ckpt", 3), CSVLogger(tmp_path, name)
+        path = None if name == "whole" else save.path
+        fit(data, MODEL, ckpt_path=path, logger=logger, log_every_n_steps=5, callbacks=[save])
+        found = read_csv(tmp_path / name / "version_0/metrics.csv")
+        rows.append({row["step"]: row["charts/episodic_return"] for row in found if row["charts/SPS"]})
+    assert "160" in rows[0] and rows[0].items() >= rows[1].items()
+
+
 def test_the_last_checkpoint_of_several_runs_is_found(fit, tmp_path, capsys):
     assert ppo_lightning.last_checkpoint(tmp_path) is None
     for number, (seed, env_id) in enumerate([(1, "CartPole-v1"), (2, "CartPole-v1"), (1, "Acrobot-v1")]):
