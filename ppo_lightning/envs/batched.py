@@ -311,10 +311,19 @@ def name_of(env: Any) -> str:
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:
-    """Raise a ConfigError if two environments are the same object."""
+    """Raise a ConfigError if two environments are the same object, or have other spaces."""
     bases = [env.unwrapped for env in envs]
+    problem = ""
     if len({id(base) for base in bases}) < len(bases):
-        raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")
+        problem = f"the same {name} at each call: it must make a new one"
+    for field in ("action_space", "observation_space"):
+        spaces_of = [x if isinstance(x := getattr(env, field, None), spaces.Space) else None for env in envs]
+        # Bounds of observations may be rough.
+        kinds = [x if field == "action_space" else (type(x), getattr(x, "shape", None)) for x in spaces_of]
+        if number := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0):
+            problem = f"environments with the {field} {spaces_of[0]} and {spaces_of[number]}: it must be one"
+    if problem:
+        raise ConfigError(f"env_id makes {problem}.")
 
 
 def begin_with(first: Any, make: Callable[[], Any]) -> Callable[[], Any]:

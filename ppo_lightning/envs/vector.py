@@ -1,5 +1,7 @@
 """Vectorized environments of Gymnasium's interface."""
 
+import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -86,8 +88,13 @@ class GymnasiumVectorEnv(BatchedEnv):
             try:
                 observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
+                single = getattr(self.envs.unwrapped, "envs", [self.envs.unwrapped])[0]
+                method = getattr(single, "get_wrapper_attr", functools.partial(getattr, single))
+                with contextlib.suppress(AttributeError):
+                    info = {**info, MASK: method("action_masks")}
                 if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
-                    raise ConfigError(f"{MASK} is in the info: it must be an entry of the observations.")
+                    place = "the info or a method"
+                    raise ConfigError(f"{MASK} is in {place}: it must be an entry of the observations.")
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
@@ -24,7 +24,8 @@ class ContinuousHead(SquashedHead, ExploringHead):
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if isinstance(action_spec, Composite) or not action_spec.dtype.is_floating_point:
             kind = type(action_spec).__name__
-            raise ConfigError(f"env_id has {kind} actions, not vectors: use DQN, C51 or DiscreteSAC, or PPO.")
+            others = "DQN, C51 or DiscreteSAC, or " if type(action_spec) is Categorical else ""
+            raise ConfigError(f"env_id has {kind} actions, not vectors: use {others}PPO.")
         super().__init__(in_features, action_spec)
         self.linear = Float32Linear(in_features, self.outputs_per_action * len(self.low))
 

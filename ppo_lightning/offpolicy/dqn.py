@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchrl.data import Categorical, TensorSpec
+from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
@@ -25,7 +25,8 @@ class ChoiceHead(ExploringHead):
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if type(action_spec) is not Categorical or action_spec.ndim:
             kind = type(action_spec).__name__
-            raise ConfigError(f"env_id has {kind} actions, not one choice: use SAC, TD3 or DDPG, or PPO.")
+            others = "SAC, TD3 or DDPG, or " if isinstance(action_spec, Bounded | Unbounded) else ""
+            raise ConfigError(f"env_id has {kind} actions, not one choice: use {others}PPO.")
         self.num_choices = int(action_spec.space.n)
         super().__init__(in_features, self.num_choices)
         self.noise_shape = torch.Size([self.num_choices])

@@ -87,6 +87,10 @@ class TensorCollector(Collector):
             self._watch.stop()
         rollout = _stacked(steps)
         self._require_finite(rollout, self._carrier["observation"])
+        following = rollout["next"]
+        # Of copies that return `done` alone, TorchRL (SerialEnv) does not set `terminated`, as of one.
+        cut = following.get("truncated", torch.zeros_like(following["done"]))
+        following["terminated"] = following["terminated"] | (following["done"] & ~cut)
         if moments is not None:
             moments.store()
         for key in outputs[0]:

@@ -442,10 +442,24 @@ def test_transforms_do_not_count_the_steps_that_only_reset(fit):
     fit(SMALL | {"env_id": vectorized(SyncVectorEnv, AutoresetMode.DISABLED), "transforms": [StepCounter(1)]})
 
 
-def test_masks_of_the_info_are_refused():
-    make = vectorized(SyncVectorEnv, AutoresetMode.DISABLED, "Taxi-v4")
+class Masking(gym.Wrapper):
+    """Has masks as a method."""
+
+    def action_masks(self):
+        return np.array([True, False])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        vectorized(SyncVectorEnv, AutoresetMode.DISABLED, "Taxi-v4"),
+        lambda num_envs: SyncVectorEnv([lambda: gym.wrappers.OrderEnforcing(Masking(gym.make("CartPole-v1")))]
+                                       * num_envs, autoreset_mode=AutoresetMode.DISABLED),
+    ],
+)  # fmt: skip
+def test_masks_beside_the_observations_are_refused(make):
     with pytest.raises(
-        ConfigError, match="action_mask is in the info: it must be an entry of the observations"
+        ConfigError, match="action_mask is in the info or a method: it must be an entry of the observations"
     ):
         make_env(make, 2).reset_arrays()
 

@@ -226,6 +226,40 @@ def test_a_resumed_collector_continues_noise_counts_and_buffers_of_transforms():
     assert len(list(second)) == 2
 
 
+class Counting(EnvBase):
+    """Ends after three steps, with ``done`` alone, as in TorchRL's tutorial."""
+
+    def __init__(self):
+        super().__init__(batch_size=[])
+        self.observation_spec, self.reward_spec = Composite(observation=Unbounded((1,))), Unbounded((1,))
+        self.action_spec = Bounded(-1.0, 1.0, (1,))
+
+    def observed(self, **values):
+        return TensorDict({"observation": torch.tensor([self.count / 3]), **values}, [])
+
+    def _reset(self, tensordict=None, **kwargs):
+        self.count = 0
+        return self.observed()
+
+    def _step(self, tensordict):
+        self.count += 1
+        return self.observed(reward=torch.ones(1), done=torch.tensor([self.count == 3]))
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize(("limit", "key"), [(5, "terminated"), (2, "truncated")])
+def test_an_end_that_is_not_cut_off_is_a_termination(limit, key):
+    """Also of copies, for which TorchRL sets no flag."""
+    env = EnvFactory(Counting, transforms=(StepCounter(limit),)).make(2, 1)
+    following = TensorCollector(env, MLPAgent(*specs_of(env)), num_steps=12).rollout()["next"]
+    for name in ("terminated", "truncated"):
+        expected = following["done"] if name == key else torch.zeros_like(following["done"])
+        assert torch.equal(following[name], expected)
+    assert following["done"].sum() == 2 * 12 // min(limit, 3)
+
+
 class Planner(Walk):
     """Walk whose observations have keys with a meaning in our rollouts, and another one here."""
 

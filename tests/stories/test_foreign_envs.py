@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import io
+import itertools
 import re
 import sys
 import time
@@ -440,6 +441,19 @@ def test_a_function_gets_env_kwargs_and_the_environments_can_restart(fit):
     assert len({id(env.unwrapped) for env in made}) == len(made)
 
 
+def varied(**spaces):
+    """Return a function that makes environments with other spaces each time."""
+
+    def make():
+        env = Plain()
+        for name, choices in spaces.items():
+            setattr(env, name, choices[next(count) % 2])
+        return env
+
+    count = itertools.count()
+    return make
+
+
 @pytest.mark.parametrize(
     ("env_id", "said"),
     [
@@ -452,6 +466,14 @@ def test_a_function_gets_env_kwargs_and_the_environments_can_restart(fit):
         (lambda number: Plain(), "env_id.*missing a required argument: 'number'"),
         (io.StringIO, r"makes a StringIO: .* Wrap another one in a gymnasium.Env .*shimmy"),
         (functools.partial(lambda env: env, Plain()), "makes the same Plain at each call"),
+        (
+            varied(action_space=[gym.spaces.Discrete(2), gym.spaces.Discrete(3)]),
+            "action_space Disc.* and Disc",
+        ),
+        (
+            varied(observation_space=[gym.spaces.Box(0, 1, (n,)) for n in (1, 2)]),
+            "observation_space Box.* and",
+        ),
     ],
 )
 def test_what_is_no_function_of_an_environment_ends_in_one_sentence(make_trainer, env_id, said):
