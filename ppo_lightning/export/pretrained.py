@@ -33,9 +33,13 @@ class Pretrained:
             trainer = self.trainer if private.has_trainer(self) else None  # a copy has none
             # Without a logger, `log_dir` is a folder that others may use.
             run = Path((trainer and trainer.loggers and trainer.log_dir) or folder)
-            entries = {"pytorch-lightning_version": L.__version__, "hyper_parameters": dict(self.hparams)}
-            self.on_save_checkpoint(entries)
-            checkpoint = complete(entries, self)
+            checkpoint = {
+                "pytorch-lightning_version": L.__version__,
+                "hyper_parameters": dict(self.hparams),
+                "state_dict": self.state_dict(),
+            }
+            self.on_save_checkpoint(checkpoint)
+            checkpoint = complete(checkpoint, self)
             if trainer and not trainer.is_global_zero:
                 return
         from ppo_lightning.export.hub import write_folder
