@@ -22,6 +22,7 @@ from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns
+from ppo_lightning.utils.arguments import is_left_out
 from ppo_lightning.utils.finite import first_nonfinite
 
 
@@ -177,14 +178,9 @@ def of_updates(module: Any) -> Iterator[str]:
     """Yield two schedules of the learning rate, and minibatches of one step."""
     if module.hparams.desired_kl is not None and module.hparams.anneal_lr:
         yield "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
-    count = 1 if has_chosen(module) else module.hparams.num_minibatches
+    count = 1 if is_left_out(module, "num_minibatches") else module.hparams.num_minibatches
     if module.data.frames_per_rollout // module.trainer.world_size // count == 1 and module.hparams.norm_adv:
         yield f"model.num_minibatches = {count} makes minibatches of one step: lower it."
-
-
-def has_chosen(module: Any) -> bool:
-    """Return whether the number of minibatches is left out: that of a run divides its rollouts."""
-    return module.left_out.get("num_minibatches") == module.hparams.num_minibatches
 
 
 def steps_to_split(module: Any) -> int:
@@ -198,7 +194,7 @@ def of_steps(module: Any) -> Iterator[str]:
     if not module.fitting:
         return
     count, steps = module.hparams.num_minibatches, steps_to_split(module)
-    if steps % count and not has_chosen(module):
+    if steps % count and not is_left_out(module, "num_minibatches"):  # then a run chooses a divisor
         names = "data.num_steps" if module.trainer.world_size > 1 else "data.num_envs * data.num_steps"
         yield f"{names} = {steps} is not divisible by model.num_minibatches = {count}: change one of these."
     yield from of_updates(module)

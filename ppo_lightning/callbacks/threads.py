@@ -33,11 +33,13 @@ class Threads(QuietCallback):
         check_arguments(Threads.__init__, locals(), "Threads")
         self.num_threads = num_threads
         self._previous: int | None = None
-        self._flushes: bool | None = None  # before an update
+        self._flushes = False  # whether the smallest numbers were rounded before the fit
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: MinibatchLearner) -> None:
         """Set the number of threads."""
         self._previous = torch.get_num_threads()
+        small = torch.tensor(1e-30, dtype=torch.float32, device="cpu")
+        self._flushes = bool(small * 1e-10 == 0)
         rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         # Threads synchronize after each layer. If a layer takes less than a time slice of the operating
         # system, a thread without a core delays the others. Convolutions and wide linear layers take longer.
@@ -51,19 +53,15 @@ class Threads(QuietCallback):
         """Restore both, also after an error."""
         if self._previous is not None:
             torch.set_num_threads(self._previous)
+            self.on_train_batch_end()
         self._previous = None
-        self.on_train_batch_end()
 
     on_exception = on_fit_end  # type: ignore[assignment]
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Round the smallest numbers to 0."""
-        small = torch.tensor(1e-30, dtype=torch.float32, device="cpu")
-        self._flushes = bool(small * 1e-10 == 0)
         torch.set_flush_denormal(True)
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Keep them again, as the environments do outside of a fit."""
-        if self._flushes is not None:
-            torch.set_flush_denormal(self._flushes)
-        self._flushes = None
+        torch.set_flush_denormal(self._flushes)

@@ -21,6 +21,7 @@ from ppo_lightning.checkpoints.settings import MAKERS, facts_of, require_known
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.utils.arguments import is_left_out
 from ppo_lightning.utils.output import say
 from ppo_lightning.utils.seeding import initial_weights
 
@@ -54,9 +55,8 @@ def complete(checkpoint: dict[str, Any], module: Any) -> dict[str, Any]:
     module_path = class_path(module)
     if not module_path.startswith("__main__.") and LOCAL not in module_path:
         hyperparameters.setdefault("_class_path", module_path)  # as the command line does
-    left_out = getattr(module, "left_out", {})
-    names = [name for name, value in left_out.items() if hyperparameters.get(name) == value]
-    hyperparameters["_left_out"] = names
+    left_out = getattr(module, "left_out", ())
+    hyperparameters["_left_out"] = [name for name in left_out if is_left_out(module, name)]
     return {**checkpoint, **entries, "hyper_parameters": hyperparameters}
 
 

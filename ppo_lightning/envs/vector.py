@@ -1,7 +1,5 @@
 """Vectorized environments of Gymnasium's interface."""
 
-import contextlib
-import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -88,13 +86,9 @@ class GymnasiumVectorEnv(BatchedEnv):
             try:
                 observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
-                single = getattr(self.envs.unwrapped, "envs", [self.envs.unwrapped])[0]
-                method = getattr(single, "get_wrapper_attr", functools.partial(getattr, single))
-                with contextlib.suppress(AttributeError):
-                    info = {**info, MASK: method("action_masks")}
-                if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
-                    place = "the info or a method"
-                    raise ConfigError(f"{MASK} is in {place}: it must be an entry of the observations.")
+                if self._mask is None and choice_counts(self.agent_specs[1]) and self._has_masks(info):
+                    remedy = "it must be an entry of the observations"
+                    raise ConfigError(f"{MASK} is in the info or a method: {remedy}.")
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)
@@ -112,6 +106,13 @@ class GymnasiumVectorEnv(BatchedEnv):
             if isinstance(self.envs.unwrapped, SyncVectorEnv | AsyncVectorEnv):
                 raise
             return self.envs.reset(seed=seeds[0])  # VectorEnv promises to accept an integer only
+
+    def _has_masks(self, info: Any) -> bool:
+        """Return whether there are masks beside the observations: in an info, or by a method."""
+        envs = self.envs.unwrapped
+        if isinstance(envs, SyncVectorEnv):
+            return MASK in info or envs.envs[0].has_wrapper_attr("action_masks")
+        return MASK in info or hasattr(envs, "action_masks")
 
     def _reset_masked(self, mask: np.ndarray) -> None:
         if not mask.any():

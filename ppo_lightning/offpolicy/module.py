@@ -29,7 +29,7 @@ from ppo_lightning.private import counted_step, set_hyperparameters, trace_gradi
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.arguments import Range, check_arguments, is_left_out
 from ppo_lightning.utils.compiler import compile_per_instance, of_arguments, replay
 from ppo_lightning.utils.watch import end_request
 
@@ -76,7 +76,6 @@ class OffPolicyModule(AgentModule):
     default_num_envs = 1  # as in CleanRL
     default_num_steps = 10  # the policy acts with weights that are at most one batch old
     longest_start = 25_000  # default of `learning_starts` in long runs
-    noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
     critics: Critics  # of algorithms for continuous actions
 
@@ -145,6 +144,11 @@ class OffPolicyModule(AgentModule):
         frequency = self.hparams.train_frequency
         start = max(before, self.learning_starts, self._refilled_at)
         return range((start // frequency + 1) * frequency, after + 1, frequency)
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the normal noise of a row of a minibatch."""
+        return (0,)
 
     @abstractmethod
     def delayed(self, step: int) -> Delayed:
@@ -239,7 +243,7 @@ class OffPolicyModule(AgentModule):
         """Forget what another fit derived from its length and its checkpoint."""
         if self.fitting:
             self._refilled_at = 0
-            if self.hparams.learning_starts == self.left_out.get("learning_starts"):
+            if is_left_out(self, "learning_starts"):
                 self.hparams.learning_starts = None
         return super().configure_callbacks()
 
@@ -333,11 +337,7 @@ class OffPolicyModule(AgentModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
         saved = checkpoint["hyper_parameters"].get("learning_starts")
-        if (
-            self.fitting
-            and saved is not None
-            and self.hparams.learning_starts == self.left_out.get("learning_starts")
-        ):
+        if self.fitting and saved is not None and is_left_out(self, "learning_starts"):
             self._derive_start(saved)
         super().on_load_checkpoint(checkpoint)
         if "exploration" in checkpoint:  # agents of older ones act greedily

@@ -97,7 +97,6 @@ class SAC(OffPolicyModule):
     def on_train_start(self) -> None:
         """Set the temperature of this run, if it is not learned, also in a resumed one."""
         super().on_train_start()
-        self.noise_shape = (1 + 2 * self.hparams.policy_frequency, *self.noise_shape[1:])
         if not self.hparams.autotune:
             self.log_alpha.data.fill_(math.log(self.hparams.alpha))
 
@@ -107,11 +106,13 @@ class SAC(OffPolicyModule):
         return super().configure_optimizers()
 
     def make_critics(self, specs: Specs) -> Any:
-        """Build two critics, and set the shape of the noise."""
-        num_actions = len(self.agent.head.low)
-        # Of the next action, and before and after each update of the policy.
-        self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
+        """Build two critics."""
         return Critics(Critic(self.agent, specs.observation) for _ in range(2))
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Noise of the next action, and before and after each update of the policy."""
+        return 1 + 2 * self.hparams.policy_frequency, len(self.agent.head.low)
 
     def delayed(self, step: int) -> Delayed:
         """Return what is due in the update at an environment step."""

@@ -91,11 +91,15 @@ class DiscreteSAC(SAC):
         super().__init__(agent=agent, **hyperparameters)
 
     def make_critics(self, specs: Specs) -> Any:
-        """Build two critics like the agent, and set the shape of the noise."""
-        self.noise_shape = (1 + 2 * self.hparams.policy_frequency, 0)
+        """Build two critics like the agent."""
         critics = DiscreteCritics(copy.deepcopy(self.agent) for _ in range(2))
         self.agent.initialize(critics)
         return critics
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """As many rows as SAC's, which has a noise: values of all actions need none."""
+        return 1 + 2 * self.hparams.policy_frequency, 0
 
     def desired_entropy(self, observation: Tensor) -> Tensor | float:
         """Return a share of the entropy of uniformly random actions: with a mask, allowed ones, [B, 1]."""

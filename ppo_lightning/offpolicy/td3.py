@@ -5,7 +5,6 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from ppo_lightning.algorithms.minibatches import Minibatch
-from ppo_lightning.envs.specs import Specs
 from ppo_lightning.offpolicy.ddpg import DDPG
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -38,10 +37,10 @@ class TD3(DDPG):
         check_arguments(TD3.__init__, locals(), "model")
         super().__init__(**hyperparameters)
 
-    def add_networks(self, specs: Specs) -> None:
-        """Build the networks, and set the shape of the noise."""
-        super().add_networks(specs)
-        self.noise_shape = (len(self.agent.head.low),)
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Noise on the target policy's action."""
+        return (len(self.agent.head.low),)
 
     def next_action(self, minibatch: Minibatch) -> Tensor:
         """Return the actions of the target policy plus clipped noise, [B, A]."""

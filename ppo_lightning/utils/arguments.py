@@ -48,6 +48,12 @@ class Range:
         return bool(self.low <= number <= self.high)
 
 
+def is_left_out(module: Any, name: str) -> bool:
+    """Return whether a hyperparameter has the value that its module chose, or will choose."""
+    left_out = getattr(module, "left_out", {})
+    return name in left_out and module.hparams[name] == left_out[name]
+
+
 def arguments_of(cls: type) -> set[str]:
     """Return the names of the arguments of a class and its bases, all of which Lightning saves."""
     signatures = [inspect.signature(base.__init__) for base in cls.__mro__]  # type: ignore[misc]

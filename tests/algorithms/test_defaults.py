@@ -189,22 +189,18 @@ RUNS = [
 @pytest.mark.parametrize(("data", "expected"), RUNS, ids=["pictures", "long", "100 rows"])
 def test_each_fit_of_a_module_has_the_values_of_its_run(make_trainer, tmp_path, data, expected):
     """Whatever came before: another stage, the same run, its checkpoint or another run."""
-    module = PPO()
-    make_trainer().validate(module, RolloutDataModule(**data, eval_episodes=1), verbose=False)
+    module, make = PPO(), functools.partial(RolloutDataModule, **data, eval_episodes=1)
+    make_trainer().validate(module, make(), verbose=False)
     for _ in range(2):
         trainer = make_trainer(callbacks=[Stop()])
-        trainer.fit(module, RolloutDataModule(**data, eval_episodes=1))
+        trainer.fit(module, make())
         assert fields(module) == expected
-        make_trainer().test(module, RolloutDataModule(**data, eval_episodes=1), verbose=False)
+        make_trainer().test(module, make(), verbose=False)
         assert fields(module) == expected
         assert (module.reward_scaler is not None) == expected["norm_reward"]
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    make_trainer().test(
-        module, RolloutDataModule(**data, eval_episodes=1), ckpt_path=tmp_path / "a.ckpt", verbose=False
-    )
-    make_trainer(callbacks=[Stop()]).fit(
-        module, RolloutDataModule(**data, eval_episodes=1), ckpt_path=tmp_path / "a.ckpt"
-    )
+    make_trainer().test(module, make(), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    make_trainer(callbacks=[Stop()]).fit(module, make(), ckpt_path=tmp_path / "a.ckpt")
     assert fields(module) == expected
     if "env_id" not in data:
         make_trainer(callbacks=[Stop()]).fit(module, RolloutDataModule(**SMALL))
