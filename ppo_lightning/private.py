@@ -174,6 +174,35 @@ def leave_evaluation(trainer: "Trainer") -> None:
     trainer.fit_loop.epoch_loop.val_loop._has_run = False
 
 
+def postpone_evaluation(trainer: "Trainer") -> None:
+    """Let a checkpoint be one from the middle of an evaluation: a run that ends here resumes with all of it.
+
+    This is called after an evaluation without results, and after a batch, before which one may be due.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.val_loop.batch_progress
+    if trainer.validating:
+        count: Any
+        for count in (progress.current, progress.total):
+            count.processed -= 1
+            count.completed -= 1
+    elif loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # type: ignore[arg-type]
+        loop.batch_progress.increment_completed()
+        progress.increment_ready()
+        progress.increment_started()
+
+
+def begins_with_evaluation(trainer: "Trainer") -> bool:
+    """Return whether a resumed run begins with the evaluation that a signal has prevented."""
+    return trainer.fit_loop.epoch_loop.val_loop.restarted_mid_evaluation
+
+
+def has_evaluated(checkpoint: Mapping[str, Any]) -> bool:
+    """Return whether no evaluation was due, or under way, when the checkpoint was saved."""
+    total: dict[str, int] = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]["total"]
+    return total["processed"] == total["started"]
+
+
 def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
     """Clean up after SIGINT as Lightning does, and raise another end, which a notebook shows in one line."""
     end._render_traceback_ = lambda: [f"{type(end).__name__}: {end}"]  # type: ignore[attr-defined]

@@ -144,15 +144,14 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
             specs = self.data.specs
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
         with initial_weights(self.data.seed):
-            is_new = self.agent is None
+            is_new = self.observation_spec is None  # also after a refusal, which leaves an agent behind
             if is_new:
                 self.agent = make_agent(self.make_agent, *specs, self.agent_kind)
-            recipe = agent_to_plain(self.agent, *specs)
-            if is_new:
-                self.recipe, self.observation_spec = recipe, specs.observation
-            check_same_agent(self.recipe, recipe)
+                self.recipe = agent_to_plain(self.agent, *specs)
+            check_same_agent(self.recipe, agent_to_plain(self.agent, *specs))
             preflight(self.trainer, self, self.data)
             if is_new:
+                self.observation_spec = specs.observation
                 self.add_networks(specs)
         if self.fitting:
             self.run_log = RunLog(self)

@@ -34,7 +34,8 @@ class Preemption(QuietCallback):
     | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
     The signal may reach any rank, and all ranks end together: after the iteration, whose compilation is
-    given up, or in the middle of an evaluation. A run that is complete ends as without a signal.
+    given up, or in the middle of an evaluation, which the resumed run plays. A run that is complete ends as
+    without a signal.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``, without which none is saved.
     A rank also ends when its launcher ends. Outside the main thread, Python allows no handlers.
 
@@ -89,6 +90,7 @@ class Preemption(QuietCallback):
         if not (number := collectives.largest(end_request.number)):
             return
         interrupted = number == signal.SIGINT
+        private.postpone_evaluation(trainer)
         path = save_beside_checkpoints(trainer, "preempted")
         command = "" if private.INTERACTIVE else ", or fit --auto_resume"
         saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}){command}."

@@ -8,6 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import QuietCallback
 from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.envs.contract import SUCCESS
@@ -93,7 +94,12 @@ class RunEnd(QuietCallback):
     """Callback that ends a complete run before an empty epoch, and explains an early end."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Stop a resumed run that is already complete."""
+        """Stop a resumed run that is already complete, with its last evaluation."""
+        if not private.begins_with_evaluation(trainer):
+            self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+        """Stop a complete run."""
         if pl_module.rollouts_done >= pl_module.data.num_rollouts:
             trainer.should_stop = True
 

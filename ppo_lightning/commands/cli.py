@@ -168,6 +168,7 @@ class PPOCLI(LightningCLI):
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
             total = self.datamodule.total_timesteps
             is_complete = steps + checkpoint["frames_per_rollout"] > total
+            is_complete = is_complete and private.has_evaluated(checkpoint)
             if is_complete and writer in (None, type(self.model)):  # `fit` refuses another algorithm
                 print(f"The run has {steps} steps: raise data.total_timesteps ({total}) to train longer.")
                 raise SystemExit(0)

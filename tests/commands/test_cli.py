@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from torchrl.envs.libs.gym import GymEnv
 import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule, __main__
 from ppo_lightning.commands import options
+from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
 from tests.helpers import ROOT
 
@@ -113,6 +115,22 @@ def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp
         *_, last = output_of("fit", *flags).splitlines()
         assert last == "The run has 1024 steps: raise data.total_timesteps (1024) to train longer."
         assert [path.name for path in (tmp_path / "runs/ppo_classic").iterdir()] == ["version_0"]
+
+
+def test_a_run_that_ends_in_its_last_evaluation_resumes_with_it(run_cli, output_of, monkeypatch):
+    flags = ["fit", "--config", CARTPOLE, *SHORT, "--data.rollouts_per_epoch", "2", "--auto_resume"]
+    play = EvaluationLoader.__iter__
+
+    def play_after_a_signal(loader):
+        signal.raise_signal(signal.SIGTERM)
+        yield from play(loader)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationLoader, "__iter__", play_after_a_signal)
+        code, out, _ = run_cli(*flags)
+    assert code == 143 and "Preempted after 1024 environment steps" in out
+    checkpoint = torch.load(checkpoint_of(output_of(*flags)), weights_only=True)
+    assert checkpoint["env_steps"] == 1024 and checkpoint["evaluation"]["episodic_return"] > 0
 
 
 DQN = ["--data.num_envs=4", "--data.num_steps=128", "--model.learning_starts=9", "--model.train_frequency=1"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ppo_lightning import DQN, PPO, SAC, TD3, RolloutDataModule
+from ppo_lightning import DQN, PPO, RND, SAC, TD3, ConfigError, RolloutDataModule
 from ppo_lightning.checkpoints.file import read_checkpoint
 from tests.helpers import SaveAfter
 
@@ -44,6 +44,15 @@ def test_a_checkpoint_is_of_its_run_whatever_used_the_data_since(make_trainer, t
     for key in ("seed", "env_steps", "frames_per_rollout", "evaluation", "datamodule_hyper_parameters"):
         assert before[key] == after[key], key
     assert before["RolloutDataModule"]["progress"] == after["RolloutDataModule"]["progress"]
+
+
+def test_a_module_trains_after_a_refusal_of_its_agent(make_trainer):
+    module = RND(**MODEL, num_iterations_obs_norm_init=1)
+    game = RolloutDataModule(**SMALL | {"env_id": "TicTacToe-v1", "backend": "envpool"})
+    with pytest.raises(ConfigError, match="players take turns"):
+        make_trainer().fit(module, game)
+    make_trainer().fit(module, RolloutDataModule(**SMALL))
+    assert module.env_steps == 32 * 12 + 32 and module.observation_spec.shape == (4,)
 
 
 def test_an_agent_is_written_after_predict_and_as_a_copy_with_the_results_of_its_fit(make_trainer, tmp_path):

@@ -304,6 +304,16 @@ class Send(L.Callback):
             signal.raise_signal(self.number)
 
 
+class Evaluations(L.Callback):
+    """Environment steps and returns of the evaluations of all fits with this callback."""
+
+    def __init__(self):
+        self.results = []
+
+    def on_validation_end(self, trainer, pl_module):
+        self.results.append((pl_module.env_steps, pl_module.progress.evaluation["episodic_return"]))
+
+
 @pytest.mark.parametrize(
     ("number", "code", "rollouts"),
     [
@@ -319,14 +329,18 @@ def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
     """SIGUSR1 is SLURM's, here without Lightning's auto-requeue, as under torchrun."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
-    whole, callbacks = fit(data, MODEL), [Send(number, rollouts), ModelCheckpoint(tmp_path)]
+    data |= {"rollouts_per_epoch": 12}  # the signal arrives in the last rollout of an epoch, or before
+    played, expected = Evaluations(), Evaluations()
+    whole = fit(data, MODEL, limit_val_batches=1, callbacks=expected)
+    callbacks = [Send(number, rollouts), ModelCheckpoint(tmp_path), played]
     with pytest.raises(SystemExit) as end:
-        fit(data, MODEL, callbacks=callbacks, enable_checkpointing=True)
+        fit(data, MODEL, limit_val_batches=1, callbacks=callbacks, enable_checkpointing=True)
     assert end.value.code == code
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     path = tmp_path / "preempted.ckpt"
     assert torch.load(path, weights_only=True)["env_steps"] == 32 * rollouts
-    require_same(whole, fit(data, MODEL, ckpt_path=path))
+    require_same(whole, fit(data, MODEL, limit_val_batches=1, ckpt_path=path, callbacks=played))
+    assert played.results == expected.results and len(played.results) == 2
 
 
 def test_a_run_that_gets_a_signal_in_its_last_rollout_completes_without_an_evaluation(fit, tmp_path):
@@ -356,17 +370,19 @@ def test_a_signal_ends_an_evaluation_after_a_save(fit, tmp_path, monkeypatch, nu
         return step(env, action)
 
     data = SMALL | {"total_timesteps": 32 * 24, "rollouts_per_epoch": 6, "eval_episodes": 2}
-    whole = fit(data, MODEL)
+    played, expected = Evaluations(), Evaluations()
+    whole = fit(data, MODEL, limit_val_batches=1, callbacks=expected)
     monkeypatch.setattr(CartPoleEnv, "step", signals)
-    options = {"callbacks": [Arm(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
+    options = {"callbacks": [Arm(), ModelCheckpoint(tmp_path), played], "enable_checkpointing": True}
     with pytest.raises(SystemExit) as end:
         fit(data, MODEL, limit_val_batches=1, **options)
     monkeypatch.undo()
     assert end.value.code == code and later == ["no step", "a step"]
     saved = torch.load(tmp_path / "preempted.ckpt", weights_only=True)
     assert saved["env_steps"] == 32 * rollouts and saved["evaluation"] is None
-    if rollouts < 24:
-        require_same(whole, fit(data, MODEL, ckpt_path=tmp_path / "preempted.ckpt"))
+    path = tmp_path / "preempted.ckpt"
+    require_same(whole, fit(data, MODEL, limit_val_batches=1, ckpt_path=path, callbacks=played))
+    assert played.results == expected.results and len(played.results) == 4
 
 
 PROGRAM = """
