@@ -12,7 +12,7 @@ from torchrl.data import Categorical, TensorSpec
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Actor
 from ppo_lightning.spaces.rows import from_row
-from ppo_lightning.spaces.specs import columns, space_from_spec, spec_from_plain, stored
+from ppo_lightning.spaces.specs import columns, is_mask, space_from_spec, spec_from_plain, stored
 
 
 class Predictor:
@@ -45,7 +45,7 @@ class Predictor:
             is_batch = None not in _batch_sizes("", observation, self._stored)
             rows = observation if is_batch else observation[None]
         else:
-            rows, is_batch = self.read(observation)
+            rows, is_batch = self.read(observation, agent.entries)
         if not self._stored.dtype.is_floating_point:
             rows = rows.to(self._stored.dtype)
         elif not rows.is_floating_point():
@@ -61,13 +61,20 @@ class Predictor:
             return from_row(self._action_space, array if is_batch else array[0]), memory
         return (actions if is_batch else actions[0]), memory
 
-    def read(self, observation: Any) -> tuple[Tensor, bool]:
-        """Return the rows of observations in the form of the environment, and whether they are a batch."""
+    def read(self, observation: Any, entries: Any = None) -> tuple[Tensor, bool]:
+        """Return the rows of observations in the form of the environment, and whether they are a batch.
+
+        Entries that only the critic reads, according to the ``entries`` of the agent, may be missing. If the
+        actor reads one entry, an array may stand for it.
+        """
         found = dict(self._find(observation))
-        if missing := [name for name in self._parts if name not in found]:
-            entries = f"{', '.join(self._parts)}, as the environment returns them"
-            raise ConfigError(f"predict takes the entries {entries}, and {', '.join(missing)} is missing.")
-        arrays = {name: _numbers(name, found[name]) for name in self._parts}
+        needed = [x for x in self._parts if entries is None or x in entries.actor or is_mask(x)]
+        if len(needed) == 1 and not isinstance(observation, Mapping):
+            found = {needed[0]: observation}
+        if missing := [name for name in needed if name not in found]:
+            names = f"{', '.join(needed)}, as the environment returns them"
+            raise ConfigError(f"predict takes the entries {names}, and {', '.join(missing)} is missing.")
+        arrays = {name: _numbers(name, found[name]) for name in self._parts if name in found}
         possible = [_batch_sizes(x, arrays[x], self._parts[x], x in self._flat) for x in arrays]
         sizes = set.intersection(*possible)
         if not sizes:
@@ -76,7 +83,8 @@ class Predictor:
         # If all shapes are unknown, a leading 1 fits both.
         is_batch = None not in sizes or (1 in sizes and any(array.ndim > 1 for array in arrays.values()))
         count = max((size for size in sizes if size is not None), default=1)
-        rows = [array.reshape(count, self._parts[name].shape.numel()) for name, array in arrays.items()]
+        widths = {name: part.shape.numel() for name, part in self._parts.items()}
+        rows = [arrays.get(x, np.zeros(count * width)).reshape(count, width) for x, width in widths.items()]
         row = np.concatenate(rows, axis=1)  # a copy, which PyTorch may keep
         return torch.from_numpy(row).reshape(count, *self._stored.shape), is_batch
 

@@ -118,6 +118,8 @@ def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = 
         agent = agent_from_plain(plain, given)
         check_same_state(saved=state, current=agent.state_dict())
     agent.load_state_dict(state)
+    if "exploration" in checkpoint:  # of an off-policy algorithm; agents of older ones act greedily
+        agent.head.exploration = checkpoint["exploration"]
     return agent.eval()
 
 

@@ -92,6 +92,10 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **opti
     Returns:
         The path.
 
+    Raises:
+        torch._dynamo.exc.UserError: A network fixes the number of rows, as ``len(x)`` does; ``x.shape[0]``
+            does not.
+
     Example:
         >>> to_onnx(module.agent, module.observation_spec, "agent.onnx")
     """
@@ -107,10 +111,10 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **opti
     inputs = {"observation": observation} | ({} if memory is None else {"memory": memory})
     with torch.no_grad():
         names = list(deployed.outputs(*inputs.values()))
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
     defaults: dict[str, Any] = {
         "input_names": list(inputs),
         "output_names": names,
-        "dynamic_shapes": tuple({0: torch.export.Dim("batch")} for _ in inputs),
         "dynamo": True,
         "verbose": False,
     }
@@ -118,11 +122,9 @@ def to_onnx(agent: Actor, observation_spec: TensorSpec, path: str | Path, **opti
     logging.getLogger(ONNX_REGISTRATION).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            deployed,
-            tuple(inputs.values()),
-            **defaults | options,
-        )
+        # Without it, `torch.onnx.export` would fall back on a graph for two rows.
+        graph = torch.export.export(deployed, tuple(inputs.values()), dynamic_shapes=shapes)
+        program: Any = torch.onnx.export(graph, **defaults | options)
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # removes stack traces with local paths
     program.save(path)

@@ -92,10 +92,8 @@ class QAgent(ChoiceAgent):
 
     def play(self, observation: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
         """Return the best actions and their values as ``state_value`` [B], see :meth:`Actor.play`."""
-        observation = self.normalize(observation)
-        features, _ = self.features(observation)
-        action = self.head.choose(features, None, self.allowed(observation))
-        return {"action": action, "state_value": self.head.logits(features, None).amax(-1)}
+        values = self.q_values(self.normalize(observation))
+        return {"action": values.argmax(-1), "state_value": values.amax(-1)}
 
 
 class DQN(OffPolicyModule):

@@ -13,6 +13,7 @@ from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.envs.batched import metadata_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.games.env import GameEnv
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.utils.seeding import derive_seed
@@ -29,6 +30,8 @@ def record_video(
     max_frames: int = 10_000,
 ) -> list[float]:
     """Play episodes with the most probable actions, write all frames to a file, and return their returns.
+
+    In a game, returns and values are those of player 0, and the episode ends with the game.
 
     Args:
         agent: The agent.
@@ -65,11 +68,11 @@ def record_video(
         names = env.action_names or [f"action {index}" for index in range(len(numbers))]
         names = names[: len(numbers)]  # none for a head without bars
         # The bar of a single discrete action is highlighted.
-        chosen = int(played["action"]) if played["action"].ndim == 1 else None
+        chosen = int(played["action"][0]) if played["action"].ndim == 1 else None
         texts = [f"{number:.2f}" for number in numbers]
         lines = [f"return  {total:g}"]
         if "state_value" in played:
-            values.append(float(played["state_value"]))
+            values.append(of_player_0(env, played["state_value"].numpy(force=True), mover_of(env)))
             lines.insert(0, f"value   {values[-1]:.2f}")
         return draw(picture, lines, names, lengths, texts, chosen, values)
 
@@ -85,25 +88,41 @@ def record_video(
                 memory = agent.initial_memory(env.num_envs)
                 values: list[float] = []  # of the running episode
                 total = 0.0
+                over = np.zeros(env.num_envs, bool)
                 video.append_data(frame())
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
                     played = play(inputs, memory)
                     memory = played.get("next_memory")
+                    mover = mover_of(env)
                     step = env.step_arrays(played["action"].numpy(force=True))
                     observation = step.observation
-                    total += float(step.reward[0])
+                    total += of_player_0(env, step.reward, mover)
                     video.append_data(frame())
-                    if step.over[0]:
+                    over |= step.over
+                    if over.all():
                         break
                     done = step.terminated | step.truncated
-                    if done[0]:
-                        observation = env.reset_arrays(done)  # the next life
-                        memory = agent.initial_memory(env.num_envs)
+                    if done.any():  # of a life, or of a player
+                        observation = env.reset_arrays(done)
+                        if memory is not None:
+                            memory[torch.from_numpy(done)] = 0
                 returns.append(total)
     finally:
         env.close()
     return returns
+
+
+def mover_of(env: BatchedEnv) -> np.ndarray:
+    """Return the players who act next in the rows of a game, [N]; zeros without players."""
+    return np.array(getattr(env, "mover", np.zeros(env.num_envs, int)))
+
+
+def of_player_0(env: BatchedEnv, values: np.ndarray, mover: np.ndarray) -> float:
+    """Return the number of the first row, of rewards or values [N] of the players who act."""
+    if isinstance(env, GameEnv):
+        values = env.row_rewards(values, mover)
+    return float(values[0])
 
 
 def picture_of(env: BatchedEnv) -> np.ndarray:

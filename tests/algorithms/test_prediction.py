@@ -230,6 +230,20 @@ def test_a_wrong_observation_ends_in_one_sentence(space, observation, message):
     assert "\n" not in str(error.value)
 
 
+def test_entries_of_the_critic_may_be_missing():
+    space = spaces.Dict(near=spaces.Box(-1, 1, (2,)), far=spaces.Box(-1, 1, (3,)))
+    module = module_of_spaces(space)
+    specs = spec_from_space(space), spec_from_space(ACTIONS["box"])
+    module.agent, module.recipe = MLPAgent(*specs, actor_keys=["near"]), recipe_of(space, ACTIONS["box"])
+    near, far = np.random.default_rng(1).normal(size=(5, 2)), np.ones((5, 3))
+    expected = module.predict({"near": near, "far": far})
+    np.testing.assert_array_equal(module.predict({"near": near}), expected)
+    np.testing.assert_array_equal(module.predict(near), expected)
+    np.testing.assert_allclose(module.predict(near[3]), expected[3], rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"takes the entries near, as .*, and near is missing"):
+        module.predict({"far": far})
+
+
 def test_predict_needs_an_agent():
     with pytest.raises(ConfigError, match="predict needs a trained agent"):
         PPO().predict(np.zeros(4))

@@ -6,13 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torchrl.data import Categorical, Unbounded
 
 import ppo_lightning
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.models.networks import NetworkAgent
+from ppo_lightning.offpolicy import C51Agent, QAgent
+from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space
 from tests.environments import Parts
 from tests.helpers import SaveAfter
 
@@ -81,6 +85,35 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
         assert one.training and one.agent.training
     with pytest.raises(ConfigError, match="There is no trained agent"):
         PPO().to_onnx(tmp_path / "none.onnx")
+
+
+@pytest.mark.parametrize("kind", [QAgent, C51Agent])
+def test_the_value_of_a_q_network_is_that_of_the_best_allowed_action(kind, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    spec = spec_from_space(spaces.Dict(action_mask=spaces.MultiBinary(3), v=spaces.Box(-1, 1, (2,))))
+    agent = kind(spec, Categorical(3, shape=()))
+    rows = np.concatenate([np.eye(3), np.full((3, 2), 0.5)], axis=1).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(to_onnx(agent, spec, tmp_path / "agent.onnx")))
+    action, value = session.run(None, {"observation": rows})
+    assert action.tolist() == [0, 1, 2]
+    everything = torch.tensor([[1, 1, 1, 0.5, 0.5]])
+    np.testing.assert_allclose(value, agent.explain(everything)[0][0].detach(), rtol=1e-4, atol=1e-5)
+
+
+class OfFixedLength(torch.nn.Module):
+    def __init__(self, out_features):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, out_features)
+
+    def forward(self, x):
+        return self.linear(x.reshape(len(x), -1))
+
+
+def test_a_network_of_a_fixed_number_of_rows_is_not_exported(tmp_path):
+    spec = Unbounded((2, 2))
+    agent = NetworkAgent(spec, Categorical(2, shape=()), actor=OfFixedLength(2), critic=OfFixedLength(1))
+    with pytest.raises(Exception, match="batch as dynamic but your code specialized it"):
+        to_onnx(agent, spec, tmp_path / "agent.onnx")
 
 
 def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, output_of):

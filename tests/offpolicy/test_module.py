@@ -29,6 +29,8 @@ from ppo_lightning import (
     last_checkpoint,
 )
 from ppo_lightning.callbacks import Doctor
+from ppo_lightning.checkpoints.agent import trained_agent
+from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.experiments.report import read_csv
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAgent
 from ppo_lightning.offpolicy.agents import OffPolicyAgent
@@ -459,6 +461,8 @@ def test_a_loaded_agent_explores_as_the_trained_one(name, trained, tmp_path):
         return of.predict(observation, deterministic=False)
 
     np.testing.assert_array_equal(actions(loaded), actions(module))
+    played = trained_agent(read_checkpoint(tmp_path / "new.ckpt"))  # as in games and tournaments
+    assert played.head.exploration == module.agent.head.exploration
     assert len(np.unique(actions(loaded))) > 1, "it explores"
     assert actions(older).shape == actions(module).shape
 
