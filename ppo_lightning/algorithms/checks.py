@@ -184,7 +184,9 @@ def of_updates(module: Any) -> Iterator[str]:
 
 
 def steps_to_split(module: Any) -> int:
-    """Return the number of steps that the number of minibatches must divide."""
+    """Return the number of steps, or of sequences, that the number of minibatches must divide."""
+    if module.splits_sequences:
+        return module.data.num_envs // module.trainer.world_size
     # Each of several ranks splits the steps of each environment.
     return module.data.num_steps if module.trainer.world_size > 1 else module.data.frames_per_rollout
 
@@ -208,9 +210,9 @@ def of_sequences(module: Any) -> Iterator[str]:
         return
     if module.agent is not None and getattr(module.data.env, "turn_based", False):
         yield "model.agent has a memory, which the players of a turn-based game would share: leave it out."
-    num_envs = module.data.num_envs // module.trainer.world_size
+    num_envs = steps_to_split(module)
     count = module.hparams.num_minibatches
-    if num_envs % count:
+    if num_envs % count and not is_left_out(module, "num_minibatches"):
         yield (
             f"data.num_envs gives each rank {num_envs} sequences, which cannot be split into"
             f" model.num_minibatches = {count}: change one of the two."

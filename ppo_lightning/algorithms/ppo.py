@@ -113,6 +113,7 @@ class PPO(AgentModule):
     agent: ActorCritic
     agent_kind = ActorCritic
     defaults: ClassVar[Mapping[str, Any]] = SHORT_RUNS
+    splits_sequences: ClassVar[bool] = False  # whether minibatches are whole environments
     default_num_envs = 8
 
     def __init__(

@@ -32,6 +32,7 @@ class RecurrentPPO(PPO):
 
     defaults = CLEANRL
     default_num_envs = DEFAULT_NUM_ENVS
+    splits_sequences = True
 
     def refusals(self) -> Iterator[str]:
         """Yield the numbers of minibatches and the agents with which RecurrentPPO cannot train."""

@@ -111,6 +111,7 @@ class RND(PPO):
                 observation = self.curiosity.view(rollout["next", "observation"])
                 self.curiosity.observe(observation, rollout.get("weight"))
                 self.progress.count_extra(self.data.frames_per_rollout)
+            self.progress.learn_from_here()
 
     @torch.no_grad()
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:

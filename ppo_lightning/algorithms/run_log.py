@@ -62,7 +62,8 @@ class RunLog:
         shown = {} if mean is None else {"return": f"{mean:{decimals(mean)}}"}
         shown |= {"left": "?" if left is None else f"{left / 60:.1f} min"}
         shown |= {"SPS": f"{progress.steps_per_second():.0f}", "steps": str(progress.env_steps)}
-        private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
+        progress.metrics |= dict(zip(values, means, strict=True))
+        private.publish_metrics(trainer, progress.metrics, shown)
         is_last = progress.rollout_steps >= plan.num_frames
         logs = rare or is_last or module.rollouts_done % trainer.log_every_n_steps == 0
         if logs:

@@ -101,7 +101,6 @@ class CompiledUpdate:
                 f" configure_optimizers gives {type(optimizer).__name__}: leave model.compile off."
             )
         self._optimizer = optimizer
-        self._max_grad_norm = module.hparams.max_grad_norm
         self._holder = _Holder(module, eager.loss)
         self._params, *moments, self._steps = adam_state(optimizer)
         self._tensors = [[parameter.detach() for parameter in self._params], *moments]
@@ -258,7 +257,7 @@ class CompiledUpdate:
         beta1, beta2, eps = self._constants
         # Without `foreach`, the compiler fuses the norm with the backward pass.
         norm = torch.nn.utils.get_total_norm(grads, foreach=False)
-        scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
+        scale = (self.module.hparams.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
         for param, mean, square, grad, size, root in zip(*tensors, grads, *rates, strict=True):
             clipped = grad * scale
             mean.lerp_(clipped, 1 - beta1)

@@ -319,6 +319,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.env.set_seed(derive_seed(self.seed, "train", index))
         self.collector.load_state_dict(state | {"running": rows[self.shard.rows]})
         self._attributes |= saved.get("attributes", {})
+        self.trainer.callback_metrics.update(self.progress.metrics)
         self._set_attributes()
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")

@@ -29,6 +29,7 @@ class Progress:
     """
 
     finished: list[Tensor]  # since the last point of the loggers, see `finished_episodes`
+    metrics: dict[str, Tensor]  # the last values, which callbacks monitor also after a resume
 
     def __init__(self) -> None:
         self.episode_returns: deque[float] = deque(maxlen=LAST_EPISODES)
@@ -109,6 +110,7 @@ class Progress:
             "episode_returns": list(self.episode_returns),
             "episode_lengths": list(self.episode_lengths),
             "finished": [episodes.tolist() for episodes in self.finished],
+            "metrics": {name: float(value) for name, value in self.metrics.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -121,6 +123,7 @@ class Progress:
         self.episode_lengths.clear()
         self.episode_lengths.extend(state_dict.get("episode_lengths", ()))  # since version 0.2.0
         self.finished = [torch.tensor(rows, dtype=torch.float32) for rows in state_dict.get("finished", ())]
+        self.metrics = {name: torch.tensor(x) for name, x in state_dict.get("metrics", {}).items()}
 
 
 def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:

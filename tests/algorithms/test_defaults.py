@@ -257,6 +257,13 @@ def test_a_number_of_minibatches_that_is_left_out_divides_the_rollout(fit, sizes
     assert fit(data).hparams.num_minibatches == expected
 
 
+@pytest.mark.parametrize(("num_envs", "expected"), [(6, 3), (4, 4), (5, 1)])
+def test_a_number_of_minibatches_that_is_left_out_divides_the_sequences(fit, num_envs, expected):
+    data = {"num_envs": num_envs, "num_steps": 8, "total_timesteps": num_envs * 8}
+    model = {"agent": functools.partial(MLPAgent, memory="lstm")}
+    assert fit(data, model, ppo=RecurrentPPO).hparams.num_minibatches == expected
+
+
 def test_a_longer_run_keeps_what_its_length_chose(fit, tmp_path):
     """A value that the user gives, and one that he gives later, win."""
     fit(SMALL).trainer.save_checkpoint(tmp_path / "a.ckpt")

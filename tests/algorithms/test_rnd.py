@@ -308,6 +308,14 @@ def test_the_statistics_begin_with_random_steps_in_environments_of_their_own(fit
     assert torch.equal(without.rollouts[0]["observation"], module.rollouts[0]["observation"])
 
 
+def test_the_time_left_is_unknown_after_random_steps(fit):
+    class Estimates(RND):
+        def on_train_epoch_start(self):
+            self.left = self.progress.seconds_left(100)
+
+    assert fit(SMALL, MODEL, ppo=Estimates).left is None
+
+
 def test_random_steps_are_uniform_and_leave_the_agent_alone(fit):
     def stubborn(*specs):
         agent = MLPAgent(*specs)

@@ -55,6 +55,14 @@ class Tracing(Watching, PPO):
     pass
 
 
+class Tightening(Tracing):
+    """Its callback changes a setting in the middle of the run."""
+
+    def on_train_batch_start(self, *args):
+        if self.rollouts_done == 2:
+            self.hparams.max_grad_norm = 0.01
+
+
 class TracingSequences(Watching, RecurrentPPO):
     pass
 
@@ -88,7 +96,7 @@ def optimizer_state(module):
 @pytest.mark.parametrize(
     "data, model, ppo",
     [
-        (REACH, {"ent_coef": 0.01}, Tracing),
+        (REACH, {"ent_coef": 0.01}, Tightening),
         (REACH, {"agent": MIN_GRU}, TracingSequences),  # whose episodes end after 3 to 9 steps
         pytest.param(
             CARTPOLE,

@@ -152,6 +152,15 @@ def test_early_stopping_acts_on_training_returns_by_default(fit, capsys):
     assert "EarlyStopping ended the run: " in capsys.readouterr().out
 
 
+def test_a_resumed_run_monitors_the_last_value_until_there_is_another(fit, tmp_path):
+    """Episodes end in the rollouts 4 and 8, and the epoch after the sixth."""
+    data = EIGHT | {"env_id": "Pendulum-v1", "num_steps": 50, "total_timesteps": 800, "rollouts_per_epoch": 6}
+    path, stop = tmp_path / "5.ckpt", functools.partial(EarlyStopping, "charts/episodic_return", mode="max")
+    whole = fit(data, MODEL, callbacks=[stop(), SaveAfter(path, 5)])
+    resumed = fit(data, MODEL, callbacks=[stop()], ckpt_path=path)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
 def test_early_stopping_acts_on_evaluations(fit):
     stop = EarlyStopping("eval/episodic_return", mode="max", patience=1, min_delta=1e9)
     assert fit(EIGHT, MODEL, callbacks=[stop], **VALIDATED).rollouts_done == 6
