@@ -21,7 +21,7 @@ DETAILS: dict[str, tuple[str, str]] = {
     "10": ("entropy bonus in the total loss", "ent_coef"),
     "11": ("gradient clipping", "max_grad_norm"),
     "12": ("debug variables", ""),
-    "13": ("separate networks", ""),
+    "13": ("separate networks", "separate"),
     "14": ("no-ops at a reset, at most", "noop_max"),
     "15": ("frame skip with max", "frame_skip"),
     "16": ("episodic life", "episodic_life"),
@@ -34,7 +34,7 @@ DETAILS: dict[str, tuple[str, str]] = {
     "23": ("normal distribution", ""),
     "24": ("state-independent log std", ""),
     "25": ("independent components", ""),
-    "26": ("separate networks", ""),
+    "26": ("separate networks", "separate"),
     "27": ("action clipping", ""),
     "28": ("observation normalization", "norm_obs"),
     "29": ("observation clipping", "norm_obs"),
@@ -59,6 +59,10 @@ def manifest(module: Learner) -> dict[str, Value]:
     """Return the value of each detail's setting in a run, by number. All ranks return the same."""
     agent: Any = module.agent
     settings = {**module.data.hparams, **getattr(agent, "hparams", {}), **module.hparams}
+    settings |= {
+        "num_envs": module.data.num_envs,
+        "separate": getattr(agent, "critic_body", None) is not None,
+    }
     return {
         number: settings.get(name, getattr(module.data.env, name, None)) if name else True
         for number, (_, name) in DETAILS.items()

@@ -21,9 +21,11 @@ def places() -> dict[str, str]:
     """Return the place of each detail in the code, ``file:line`` by number."""
     locations = {}
     for path in sorted(ROOT.rglob("*.py")):
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            if match := re.fullmatch(r"\s*# detail (\w+)", line):
-                locations[match[1]] = f"{path.relative_to(ROOT.parent)}:{number + 1}"
+        lines = path.read_text().splitlines()
+        comments = [re.fullmatch(r"\s*# detail (\w+)", line) for line in lines]
+        for number, match in enumerate(comments, start=1):
+            if match:  # the code follows, perhaps after that of another detail
+                locations[match[1]] = f"{path.relative_to(ROOT.parent)}:{comments.index(None, number) + 1}"
     return locations
 
 

@@ -55,6 +55,10 @@ class StageClock(L.Callback):
         if "learning_starts" in pl_module.hparams:
             pl_module.hparams.learning_starts = 0
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lift the end of the run, whose length has chosen the defaults."""
+        pl_module.data.total_timesteps = 10**9
+
     def on_train_start(self, *_: Any) -> None:
         """Start the clock."""
         self._iterations = 0
@@ -151,7 +155,7 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
 
     clock = StageClock(seconds)
     limits = ("limit_val_batches=0", "max_steps=-1", "max_epochs=-1", "max_time=null", "fast_dev_run=0")
-    endless = [*(f"--trainer.{limit}" for limit in limits), f"--data.total_timesteps={10**9}"]
+    endless = [f"--trainer.{limit}" for limit in limits]
     with contextlib.redirect_stdout(io.StringIO()):  # of the summary
         cli.run([clock], Arguments(["fit", *args, *endless, *QUIET]), save_config=False)
     return clock

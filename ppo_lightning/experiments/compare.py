@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,9 +107,11 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
 
 
 def read_tasks(path: Path, by: str) -> dict[str, str]:
-    """Return environment and number of steps of the last run of each recipe or environment."""
-    rows = read_csv(path)
-    return {row[by]: f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}" for row in rows}
+    """Return environments and numbers of steps of the runs of each recipe or environment."""
+    tasks: dict[str, set[str]] = defaultdict(set)
+    for row in read_csv(path):
+        tasks[row[by]].add(f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}")
+    return {label: " and ".join(sorted(found)) for label, found in tasks.items()}
 
 
 def main(args: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ class Job:
     @property
     def name(self) -> str:
         """Name of the folder of the run."""
-        return re.sub(r"[^\w.-]+", "_", f"{self.label}-{self.seed}")
+        return f"{folder_of(self.label)}-{self.seed}"
 
     @property
     def algorithm(self) -> str:
@@ -58,6 +58,11 @@ class Job:
         return {name: as_integer(value) for name, value in data.items()}
 
 
+def folder_of(label: str) -> str:
+    """Return a label as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", label)
+
+
 def jobs_of(
     recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
 ) -> list[Job]:
@@ -74,7 +79,7 @@ def jobs_of(
             raise ConfigError(f"--recipes {recipe} is no recipe: see ppo-lightning recipes.")
         for env_id in env_ids or [""]:
             label = f"{name} {env_id}".strip()
-            if label in labelled:
+            if folder_of(label) in map(folder_of, labelled):
                 raise ConfigError(f"--recipes: two are called {label}: rename one, or run two benchmarks.")
             labelled[label] = recipe, (*own, *flags, *(("--data.env_id", env_id) if env_id else ()))
     seeds = dict.fromkeys(seeds)  # each once

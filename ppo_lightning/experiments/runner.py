@@ -161,14 +161,16 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     The column ``seconds`` is added: the training time until that step, without start-up.
     """
     files = sorted(
-        folder.glob("runs/*/version_*/metrics.csv"),
+        (
+            path.with_name("metrics.csv") for path in folder.glob("runs/*/version_*/cli_config.yaml")
+        ),  # of `fit`
         key=lambda path: int(path.parent.name.removeprefix("version_")),
     )
-    tries = [[row for row in csv.DictReader(path.open()) if row["step"]] for path in files]
-    tries = [rows for rows in tries if rows and any("charts/" in name for name in rows[0])]  # of a `fit`
+    tries = [[x for x in csv.DictReader(path.open()) if x["step"]] for path in files if path.exists()]
     seconds_before = 0.0
     steps_before = 0
-    starts = [int(rows[0]["step"]) for rows in tries]
+    # An attempt that begins with the evaluation of the one before keeps its rows.
+    starts = [next((int(row["step"]) for row in rows if row.get("charts/SPS")), math.inf) for rows in tries]
     for number, rows in enumerate(tries, 1):
         end = min(starts[number:], default=math.inf)  # a later attempt may begin before the next one
         seconds, last = seconds_before, steps_before

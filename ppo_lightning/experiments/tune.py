@@ -80,7 +80,7 @@ def _distribution(entry: dict[str, Any]) -> Any:
         return distributions.CategoricalDistribution(**entry | {"choices": choices})
     # YAML 1.1 reads 1e-4 as a string.
     entry = {key: float(value) if isinstance(value, str) else value for key, value in entry.items()}
-    integers = isinstance(entry["low"], int) and isinstance(entry["high"], int)
+    integers = all(isinstance(entry.get(key, 1), int) for key in ("low", "high", "step"))
     return (distributions.IntDistribution if integers else distributions.FloatDistribution)(**entry)
 
 

@@ -3,13 +3,19 @@
 import functools
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ppo_lightning import ActorCritic, MLPAgent
 from ppo_lightning.callbacks import Doctor
-from ppo_lightning.callbacks.doctor import dead_shares
+from ppo_lightning.callbacks.doctor import (
+    RunSnapshot,
+    dead_shares,
+    sample_observations,
+    unexplained_variance,
+)
 from ppo_lightning.models import MLP
 from tests.environments import Counter
 from tests.helpers import weights
@@ -41,7 +47,16 @@ class Flips(Counter):
         return observation, sign * float(observation[0]), *rest
 
 
-for name, entry in (("Huge", Huge), ("Flips", Flips)):
+class HugeIntegers(Huge):
+    """Counter with integers in the thousands, which no network divides by 255."""
+
+    observation_space = gym.spaces.Box(-1_000_000, 1_000_000, (1,), np.int64)
+
+    def observation(self):
+        return super().observation().astype(np.int64)
+
+
+for name, entry in (("Huge", Huge), ("HugeIntegers", HugeIntegers), ("Flips", Flips)):
     gym.register(f"{name}-v0", entry, max_episode_steps=20)
 
 
@@ -102,6 +117,26 @@ def test_the_doctor_reports_nothing_in_a_healthy_run(data, model, fit, capsys):
     fit(WELL | data, model, callbacks=[doctor])
     assert doctor.findings == {}
     assert "doctor" not in capsys.readouterr().out
+
+
+def test_the_doctor_sees_unscaled_integers(fit):
+    doctor = Doctor()
+    fit(WELL | {"env_id": "HugeIntegers-v0"}, {}, callbacks=[doctor])
+    assert "unscaled observations" in doctor.findings
+
+
+@pytest.mark.parametrize(("num_envs", "num_steps"), [(1024, 16), (3, 5), (2048, 128)])
+def test_the_rows_of_the_doctor_are_of_all_steps(num_envs, num_steps):
+    rollout = {"observation": torch.arange(num_steps).expand(num_envs, num_steps)}
+    rows = sample_observations(RunSnapshot(None, rollout, {}, 1, 0.0))
+    assert len(rows) <= 512 and len(rows.unique()) == num_steps
+
+
+@pytest.mark.parametrize(("value_loss", "is_ill"), [(1e-5, False), (0.1, True)])
+def test_small_errors_of_nearly_equal_returns_are_no_symptom(value_loss, is_ill):
+    metrics = {"explained_variance": -2.0, "value_loss": value_loss}
+    snapshot = RunSnapshot(None, {"state_value": torch.full((2, 3), 2.0)}, metrics, 50, 0.0)
+    assert bool(unexplained_variance(snapshot)) == is_ill
 
 
 class Bare(nn.Module):

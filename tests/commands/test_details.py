@@ -32,11 +32,17 @@ def test_every_comment_in_the_code_has_an_entry_and_every_entry_a_comment():
         assert (CONFIGS.parent / path).read_text().splitlines()[int(line) - 1].strip(), (
             "points at the code, not at the comment"
         )
+    assert places()["13"] == places()["26"]
+
+
+def test_a_number_of_environments_that_is_left_out_has_its_value():
+    assert recipe_manifest(["--data.env_id", "CartPole-v1"])["1"] == 8
 
 
 def test_a_detail_has_the_value_of_its_setting(manifests):
     cartpole, hopper, breakout = manifests.values()
-    assert cartpole["1"] == cartpole["6"] == 4 and cartpole["7"] is True
+    assert cartpole["1"] == cartpole["6"] == 4 and cartpole["7"] is cartpole["13"] is True
+    assert breakout["13"] is False, "one network for actor and critic"
     assert cartpole["14"] is cartpole["33"] is None, "settings of other environments and agents"
     assert cartpole["28"] is cartpole["30"] is False
     assert hopper["28"] is hopper["30"] is True

@@ -7,6 +7,7 @@ import pytest
 from lightning.pytorch.profilers import SimpleProfiler
 
 from ppo_lightning import DQN, PPO, CNNAgent
+from ppo_lightning.algorithms.defaults import SHORT_RUNS
 from ppo_lightning.commands import profile
 from ppo_lightning.commands.profile import StageClock
 
@@ -25,6 +26,14 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
     assert clock.shares["update"] > clock.shares["advantages"] > 0
     assert 0 < clock.environments < clock.shares["collect"]
     assert clock.changes[0] == (("--num_threads", "2") if compile else ("--model.compile", "true"))
+
+
+@pytest.mark.usefixtures("own_defaults")
+def test_a_run_is_measured_with_the_defaults_for_its_length(fit):
+    clock = StageClock(0.2)
+    module = fit(SMALL | {"total_timesteps": 128}, max_epochs=-1, callbacks=[clock])
+    assert clock.sps > 0 and module.env_steps > 128
+    assert module.hparams.learning_rate == SHORT_RUNS["learning_rate"]
 
 
 def test_with_overlap_the_wait_for_a_rollout_is_collect(fit):

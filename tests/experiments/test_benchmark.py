@@ -216,6 +216,10 @@ def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
         jobs_of([tmp_path / "nothing.yaml"], [1], [], ())
     other = tmp_path / "classic.yaml"
     other.write_text(RECIPE.read_text())
+    for name in ("a b", "a_b"):  # whose folders would be one
+        (tmp_path / f"{name}.yaml").write_text(RECIPE.read_text())
+    with pytest.raises(ConfigError, match="two are called a_b"):
+        jobs_of([tmp_path / "a b.yaml", tmp_path / "a_b.yaml"], [1], [], ())
     with pytest.raises(ConfigError, match="two are called classic"):
         jobs_of([RECIPE, other], [1], [], ())
 
@@ -278,34 +282,54 @@ def test_flags_override_the_recipe():
     assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
 
 
-def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
-    """The first attempt was killed after 300 steps; its checkpoint was saved after 200 steps."""
-    for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
-        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
-        path.parent.mkdir(parents=True)
-        write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
-    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
-    assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
-
-
-def test_an_attempt_from_an_older_checkpoint_replaces_those_before_it(tmp_path):
-    """The newest checkpoint, of step 250, was damaged after the second attempt."""
-    attempts = [(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)], [(200, 50), (300, 50)]
+def write_attempts(folder, *attempts):
+    """Write the metrics of attempts, with the settings that `fit` saves beside them."""
     for version, rows in enumerate(attempts):
-        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path = folder / f"runs/r/version_{version}/metrics.csv"
         path.parent.mkdir(parents=True)
-        write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
-    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
-    assert found == [(100, 2.0), (200, 4.0), (300, 6.0)]
+        path.with_name("cli_config.yaml").touch()
+        names = dict.fromkeys(name for row in rows for name in row)
+        write_csv(path, [dict.fromkeys(names, "") | row for row in rows])
+
+
+def throughputs(*rows):
+    return [{"step": step, "charts/SPS": throughput} for step, throughput in rows]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        # The first attempt was killed after 300 steps; its checkpoint was saved after 200 steps.
+        (
+            ([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)]),
+            [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)],
+        ),
+        # The newest checkpoint, of step 250, was damaged after the second attempt.
+        (
+            ([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)], [(200, 50), (300, 50)]),
+            [(100, 2.0), (200, 4.0), (300, 6.0)],
+        ),
+        # The first attempt was killed before its first checkpoint.
+        (([(100, 100), (200, 100)], [(100, 200), (200, 200)]), [(100, 0.5), (200, 1.0)]),
+    ],
+)
+def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path, attempts, expected):
+    write_attempts(tmp_path, *(throughputs(*rows) for rows in attempts))
+    assert [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)] == expected
+
+
+@pytest.mark.parametrize("more", [[], [(300, 50)]])
+def test_an_attempt_that_begins_with_an_evaluation_keeps_the_rows_before_it(tmp_path, more):
+    """A signal cut the evaluation after 200 steps, perhaps the last one of the run."""
+    evaluation = {"step": 200, "eval/episodic_return": 7.0}
+    write_attempts(tmp_path, throughputs((100, 50), (200, 50)), [evaluation, *throughputs(*more)])
+    found = [(int(row["step"]), row.get("eval/episodic_return", "")) for row in metrics_of(tmp_path)]
+    assert found == [(100, ""), (200, ""), (200, "7.0"), *((step, "") for step, _ in more)]
 
 
 def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):
-    for version, row in enumerate(
-        ({"step": 100, "charts/SPS": 50}, {"step": 0, "eval/episodic_return": 1.0})
-    ):
-        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
-        path.parent.mkdir(parents=True)
-        write_csv(path, [row])
+    write_attempts(tmp_path, throughputs((100, 50)), [{"step": 0, "eval/episodic_return": 1.0}])
+    (tmp_path / "runs/r/version_1/cli_config.yaml").unlink()
     assert [row["step"] for row in metrics_of(tmp_path)] == ["100"]
 
 
@@ -327,25 +351,15 @@ def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
         results_of(runner, job)
 
 
-def test_metrics_of_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
-    for version in range(2):
-        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
-        path.parent.mkdir(parents=True)
-        write_csv(path, [{"step": step, "charts/SPS": 100 + 100 * version} for step in (100, 200)])
-    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
-    assert found == [(100, 0.5), (200, 1.0)]
-
-
 def test_the_row_of_a_run_is_that_of_its_end_whatever_checkpoints_it_has(tmp_path):
     (job,) = jobs_of([RECIPE], [1], [], ())
     runner = Runner(tmp_path, 1, 1)
-    path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
-    path.parent.mkdir(parents=True)
+    runner.folder_of(job).mkdir(parents=True)
     runner.record_attempt(job)
     runner.record(job, finished=True, seconds=9)
     names = ("step", "charts/episodic_return", "charts/avg_episodic_return", "eval/episodic_return")
     rows = [(512, 20.0, 20.0, ""), (1024, 60.0, 40.00001, ""), (1024, "", "", 90.0)]
-    write_csv(path, [dict(zip(names, row, strict=True)) for row in rows])
+    write_attempts(runner.folder_of(job), [dict(zip(names, row, strict=True)) for row in rows])
     run, curve = results_of(runner, job)
     assert (run["env_steps"], run["episodic_return"], run["eval_return"]) == (1024, 40.0, 90.0)
     assert [point["episodic_return"] for point in curve] == ["20.0", "60.0"]
@@ -408,6 +422,8 @@ def test_a_published_return_of_one_run_has_no_deviation():
     runs = [run | {"episodic_return": "7", "wall_seconds": "9"}]
     text = table(runs, {"montezuma": published("ALE/MontezumaRevenge-v5", "rnd")})
     assert "| 7100.00 (2 000 000 000 steps) |" in text
+    longer = table([{**runs[0], "env_steps": 3e9}, runs[0]], {"montezuma": published(run["env_id"], "rnd")})
+    assert "| 7100.00 (2 000 000 000 steps) |" in longer
     assert published("ALE/MontezumaRevenge-v5", "atari")["mean"] == "0.08"
 
 
@@ -558,6 +574,9 @@ def test_runs_of_other_environments_or_lengths_are_named(tmp_path):
         rows = [f"hopper,{seed},{task},{seed}" for seed in range(4)]
         path.write_text("\n".join(["recipe,seed,env_id,env_steps,episodic_return", *rows]) + "\n")
     assert "same task" not in compare(paths[0], paths[0])[0]
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text(paths[0].read_text().replace("hopper,1,Hopper-v4,1000", "hopper,1,Hopper-v4,2000"))
+    assert "1000 steps of Hopper-v4 and 2000 steps of Hopper-v4 after." in compare(paths[0], mixed)[0]
     for path, task in zip(paths[1:], ("2000 steps of Hopper-v4", "1000 steps of Hopper-v5"), strict=True):
         said = f"hopper is not the same task: 1000 steps of Hopper-v4 before, {task} after."
         assert said in compare(paths[0], path)[0]

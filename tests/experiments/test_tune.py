@@ -63,6 +63,7 @@ def finish(folder, flags, returns, num_trial=0, random_steps=0, seeds=(1, 2)):
     for job in jobs_of([CARTPOLE, ACROBOT], seeds, [], flags):
         path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
         path.parent.mkdir(parents=True)
+        path.with_name("cli_config.yaml").touch()  # of a `fit`
         runner.record_attempt(job)
         values = returns[job.label][:: 1 if job.seed == seeds[0] else -1]
         steps = [random_steps + 500_000 * (k + 1) // 8 for k in range(len(values))]
@@ -86,6 +87,12 @@ def test_values_are_sampled_within_the_space(tmp_path, space_file):
     assert {values["--model.update_epochs"] for values in drawn} == {"2", "4", "6", "8"}
     assert {values["--model.clip_vloss"] for values in drawn} == {"true", "false"}
     assert {values["--model.agent.hidden_sizes"] for values in drawn} == {"[64, 64]", "[32]"}
+
+
+def test_a_step_that_is_no_integer_makes_numbers(space_file):
+    space_file.write_text("parameters: {model.gamma: {low: 0, high: 1, step: 0.25}}")
+    ((name, distribution),) = read_space(space_file)[0].items()
+    assert name == "model.gamma" and distribution.step == 0.25
 
 
 @pytest.mark.parametrize(
