@@ -293,6 +293,13 @@ def prepare_close(games: Any) -> None:
     _ = games._c_lib.libenv_close
 
 
+def copies_in(envs: Any) -> list[Any]:
+    """Return the environments in a ``SerialEnv``, which makes them at its first use."""
+    if envs.is_closed:
+        envs.start()
+    return envs._envs
+
+
 @contextmanager
 def may_have_children() -> Iterator[None]:
     """Let this process start others, also if it is a daemon, as those of a ``multiprocessing.Pool`` are."""

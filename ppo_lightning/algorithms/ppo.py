@@ -25,12 +25,7 @@ from ppo_lightning.algorithms.minibatches import (
     take,
     with_weight,
 )
-from ppo_lightning.algorithms.schedule import (
-    IterationLR,
-    KLAdaptiveLR,
-    override_restored_settings,
-    remaining,
-)
+from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, override_restored_settings, remaining
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.actor import evaluating

@@ -13,8 +13,9 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 
+from ppo_lightning import private
 from ppo_lightning.envs.contract import check_observation, require_action, store
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
@@ -122,7 +123,8 @@ class BatchedEnv(EnvBase):
         self._tensor_dtype = row.dtype
         if row.dtype.is_floating_point:
             # float32 would round large numbers, which the environment returns with more digits.
-            if raw.itemsize == 8 and isinstance(row, Bounded) and row.space.high.max() > EXACT:
+            bounds = (row.space.low, row.space.high) if isinstance(row, Bounded) else ()
+            if raw.itemsize == 8 and any(bound.abs().max() > EXACT for bound in bounds):
                 self._tensor_dtype = torch.float64
             row = Unbounded(row.shape, dtype=row.dtype)  # many environments declare rough bounds
         self.observation_spec_unbatched = Composite(observation=row.clone())
@@ -242,7 +244,7 @@ class BatchedEnv(EnvBase):
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = self.step_arrays(tensordict["action"].numpy())
+        step = self.step_arrays(tensordict["action"].numpy(force=True))
         columns = {
             "reward": torch.tensor(step.reward, dtype=torch.float32),
             "terminated": torch.tensor(step.terminated),
@@ -291,9 +293,13 @@ def untransformed(env: Any) -> Any:
 def set_attribute(env: Any, name: str, value: Any) -> None:
     """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
     value = copy.deepcopy(value)
+    if isinstance(env, SerialEnv):
+        for one in private.copies_in(env):
+            set_attribute(untransformed(one), name, value)
+        return
     if isinstance(env, gymnasium.Env):
         is_set = env.set_wrapper_attr(name, value, force=False)
-    elif is_set := hasattr(env, name):
+    elif is_set := hasattr(env, name) and not isinstance(env, ParallelEnv):  # which would keep it to itself
         setattr(env, name, value)
     if not is_set:
         raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")

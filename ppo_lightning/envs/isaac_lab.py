@@ -37,8 +37,9 @@ class IsaacLabEnv(TensorEnv):
         if self._has_critic:
             observations = spaces.Dict(policy=groups["policy"], privileged_critic=groups["critic"])
         actions = base.single_action_space
-        if isinstance(actions, spaces.Box) and not np.isfinite([actions.low, actions.high]).all():
-            actions = spaces.Box(-clip_actions, clip_actions, actions.shape)
+        if isinstance(actions, spaces.Box):
+            low, high = (np.where(np.isfinite(x), x, clip_actions) for x in (-actions.low, actions.high))
+            actions = spaces.Box(-low, high, dtype=actions.dtype)
         super().__init__(observations, actions, base.num_envs, base.device)
         self.env = env
         self.is_closed = False

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from torchrl.data import Categorical, Composite, TensorSpec
+import torch
+from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv
@@ -38,6 +39,7 @@ def specs_of(env: EnvBase) -> Specs:
             or isinstance(actions, Composite)
             or any(name.startswith(PRIVILEGED) for name in sizes)
         )
+    has_parts |= isinstance(env.action_spec_unbatched, Composite)
     if has_parts or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
         needed = "need a Gymnasium environment without data.transforms, which would ignore them"
         raise ConfigError(f"Discrete observations, spaces of several parts and an action_mask {needed}.")
@@ -46,4 +48,7 @@ def specs_of(env: EnvBase) -> Specs:
             f"env_id makes the keys {list(spec.keys())}: it needs 'observation', which a transform can"
             " make, as CatTensors(keys, 'observation', del_keys=False) does."
         )
-    return Specs(spec["observation"], env.action_spec_unbatched)
+    action = env.action_spec_unbatched
+    if type(action) is Categorical and action.ndim:  # several choices among as many actions
+        action = MultiCategorical(torch.full(action.shape, action.n))
+    return Specs(spec["observation"], action)

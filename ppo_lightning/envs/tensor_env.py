@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from ppo_lightning.errors import ConfigError
@@ -98,15 +98,16 @@ class TensorEnv(EnvBase):
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32, device=self.device)
         flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        self._begun: Tensor | None = None  # last observations of a simulator with autoreset
+        self._begun = torch.empty(0)  # last observations of a simulator with autoreset
+        self._over = torch.empty(0)  # where the last step ended an episode
 
     @abstractmethod
     def reset_tensors(self, mask: Tensor | None) -> Any:
         """Start new episodes.
 
         Args:
-            mask: Environments to reset, [N] bool. None resets all. A simulator with autoreset gets
-                None only.
+            mask: Environments to reset, [N] bool. None resets all. A simulator with autoreset gets a mask
+                only where a transform ended an episode.
 
         Returns:
             Observations of all environments, [N, ...], a dictionary if the space is one.
@@ -118,25 +119,24 @@ class TensorEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None and self.autoresets:
-            assert self._begun is not None
+        if mask is not None:
+            mask = mask.reshape(-1)
+        if mask is not None and self.autoresets and (mask <= self._over).all():  # these have begun
             observation = self._begun
         else:
-            observation = self.rows(self.reset_tensors(None if mask is None else mask.reshape(-1)))
+            observation = self.rows(self.reset_tensors(mask))
         self._begun = observation.clone()
+        self._over = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         return self._pack({"observation": observation, **self.full_done_spec.zero()})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = self.step_tensors(tensordict["action"].clone())
+        step = self.step_tensors(self._clipped(tensordict["action"]))
         assert step.terminated.dtype == step.truncated.dtype == torch.bool
         done = step.terminated | step.truncated
-        following = self.rows(step.observation)
+        following = self.final_rows(step, done)
+        self._over = done.clone()
         if self.autoresets:
-            assert self._begun is not None
-            final = self._begun if step.final_observation is None else self.rows(step.final_observation)
-            self._begun = following.clone()
-            rows = done.reshape(-1, *[1] * (following.ndim - 1))
-            following = torch.where(rows, final.to(following.dtype), following)
+            self._begun = self.rows(step.observation).clone()
         flags = {"terminated": step.terminated, "truncated": step.truncated, "done": done}
         columns = {"reward": step.reward.float()} | flags
         columns = {key: values.unsqueeze(-1) for key, values in columns.items()}
@@ -145,6 +145,23 @@ class TensorEnv(EnvBase):
     def rows(self, observation: Observations) -> Tensor:
         """Return observations as tensors [N, ...], the entries of a dictionary as columns."""
         return _joined(observation, self._observation_space)
+
+    def final_rows(self, step: TensorStep, done: Tensor) -> Tensor:
+        """Return the observations after a step, [N, ...], where an episode is ``done`` [N] the last ones."""
+        rows = self.rows(step.observation)
+        if step.final_observation is not None:
+            final = self.rows(step.final_observation)
+        elif self.autoresets:
+            final = self._begun
+        else:
+            return rows
+        return torch.where(done.reshape(-1, *[1] * (rows.ndim - 1)), final.to(rows.dtype), rows)
+
+    def _clipped(self, action: Tensor) -> Tensor:
+        spec = self.action_spec_unbatched
+        if isinstance(spec, Bounded) and spec.dtype.is_floating_point:
+            return action.clamp(spec.space.low, spec.space.high)
+        return action.clone()
 
     def _pack(self, values: dict[str, Tensor]) -> TensorDictBase:
         copies = {key: tensor.clone() for key, tensor in values.items()}  # a simulator may reuse its tensors
@@ -172,8 +189,9 @@ class FunctionalEnv(TensorEnv):
             action: Actions inside their bounds, [N, ...].
 
         Returns:
-            States after the step and the resets, the step with the final observations of ended episodes, and
-            the observations to act on, [N, ...], a dictionary if the space is one.
+            States after the step and the resets, the step with the final observations of ended episodes (as
+            ``observation`` or ``final_observation``), and the observations to act on, [N, ...], a dictionary
+            if the space is one.
         """
 
 

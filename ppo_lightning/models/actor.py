@@ -238,7 +238,7 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act on a TensorDict of any batch size.
 
-        The actions are deterministic under ``ExplorationType.DETERMINISTIC``. An agent with a memory reads
+        Unless the ``ExplorationType`` is ``RANDOM``, actions are deterministic. An agent with a memory reads
         its hidden state under ``memory`` and writes it under ``("next", "memory")``.
 
         Args:
@@ -250,7 +250,7 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
         observation = self.normalize(tensordict["observation"])
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         noise = None
-        if exploration_type() != ExplorationType.DETERMINISTIC:
+        if exploration_type() in (ExplorationType.RANDOM, None):
             noise = self.noise((tensordict.numel(),)).to(observation.device)
         memory = tensordict.get("memory") if self.memory is not None else None
         flat = None if memory is None else memory.reshape(-1, memory.shape[-1])

@@ -142,7 +142,8 @@ def numpy_policy(agent: Actor) -> ArrayPolicy | None:
         return None
     largest = math.inf  # number of rows
     if device != "cpu":
-        largest = LARGEST_COPY / sum(weight.numel() for weight in agent.actor_body.parameters())
+        weights = sum(weight.numel() for weight in agent.actor_body.parameters())
+        largest = LARGEST_COPY / max(weights, 1)  # none in a linear policy
         parts = (None if part is None else copy.deepcopy(part).cpu() for part in parts)
     body, head, memory_cell = parts
     if (sample := head.array_sampler()) is None:

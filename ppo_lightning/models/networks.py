@@ -204,7 +204,10 @@ class _DistributionHead(Head):
             entropy = features.entropy()
         else:  # one sample a row, by the same noise each time: a resumed run is equal to the bit
             noise = self.noise(action.shape[:1], torch.Generator().manual_seed(0)).to(action.device)
-            entropy = -features.log_prob(_draw(features, noise))
+            log_prob = features.log_prob(_draw(features, noise))
+            if not features.has_rsample:  # the score function has the gradient, where samples have none
+                log_prob = log_prob + log_prob.detach() * (log_prob - log_prob.detach())
+            entropy = -log_prob
         return features.log_prob(action), entropy, ()
 
     def bars(self, features: Any, mask: Any = None) -> tuple[Tensor, Tensor]:

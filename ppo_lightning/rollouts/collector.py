@@ -15,7 +15,7 @@ from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.storage import add_evaluation, allocate
+from ppo_lightning.rollouts.storage import add_evaluation, allocate, without_autocast
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import episode_sums
 
@@ -113,14 +113,15 @@ class RolloutCollector(Collector):
         terminateds = store["next", "terminated"][..., 0]
         truncateds = store["next", "truncated"][..., 0]
         episode_dones = store["next", "episode_done"][..., 0]
-        policy = self.agent.array_policy()
+        policy, apart = self.agent.array_policy(), without_autocast("cpu")
         noise = None if self.deterministic else self.draw_noise().numpy()
         if memory is not None:
             store["memory"][0] = memory
         # detail 1
         observation = self.observation
         if observation is None:
-            (observation,) = self.normalized(moments, 0, env.reset_arrays())
+            with apart:
+                (observation,) = self.normalized(moments, 0, env.reset_arrays())
         for t in range(self.num_steps):
             self._watch.step_begins()
             row = observations[t]
@@ -128,7 +129,8 @@ class RolloutCollector(Collector):
             outputs = policy(row, None if noise is None else noise[t], memory)
             for rows, values in zip(targets, outputs, strict=False):
                 rows[t] = values
-            raw, rewards[t], terminated, truncated, episode_dones[t] = self.step(t, outputs[0])
+            with apart:
+                raw, rewards[t], terminated, truncated, episode_dones[t] = self.step(t, outputs[0])
             terminateds[t] = terminated
             truncateds[t] = truncated
             done = fresh = None
@@ -137,7 +139,8 @@ class RolloutCollector(Collector):
                 done = terminated | truncated
                 self._infos.read(t, done)
                 raw = raw.copy()  # the reset may write into it
-                fresh = env.reset_arrays(done)[done]
+                with apart:
+                    fresh = env.reset_arrays(done)[done]
                 if memory is not None:
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34

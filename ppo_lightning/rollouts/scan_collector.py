@@ -11,7 +11,7 @@ from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.private import tree_map
-from ppo_lightning.rollouts.storage import in_parts
+from ppo_lightning.rollouts.storage import in_parts, without_autocast
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.compiler import compile_scan, scan
@@ -110,11 +110,12 @@ class ScanCollector(TensorCollector):
         state, observation, memory, statistics = carry
         *outputs, next_memory = agent.act(observation, None if self.deterministic else noise, *memory)
         output: dict[str, Any] = dict(zip(agent.out_keys, outputs, strict=True))
-        state, step, after = self.env.transition(state, self._for_environment(output["action"]))
+        with without_autocast(self.env.device.type):
+            state, step, after = self.env.transition(state, self._for_environment(output["action"]))
         if self._evaluates_last:
             del output["state_value"]
-        raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated
+        raw, begun = self.env.final_rows(step, done), self.env.rows(after)
         following: dict[str, Tensor] = {
             "reward": step.reward.float().unsqueeze(-1),
             "terminated": step.terminated.unsqueeze(-1),

@@ -1,8 +1,10 @@
 """Preallocated storage of rollouts."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -86,6 +88,13 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     evaluated = in_parts(numbers, size, rollout["observation"], rollout["action"])
     rollout["action_log_prob"].copy_(evaluated[..., 0])
     rollout["state_value"].copy_(evaluated[..., 1:])
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context for environments on such a device, whose numbers keep their precision."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import re
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -129,3 +131,11 @@ def test_the_documented_script_trains(tmp_path):
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "wall time:" in out and out.rstrip().endswith("closed")
+
+
+def test_actions_without_bounds_get_some_and_the_others_keep_theirs():
+    fake = FakeIsaacEnv(configuration())
+    low, high = np.array([-1, -np.inf], np.float32), np.array([np.inf, 2], np.float32)
+    fake.unwrapped.single_action_space = gymnasium.spaces.Box(low, high)
+    space = IsaacLabEnv(fake, clip_actions=7.0).action_spec_unbatched.space
+    assert space.low.tolist() == [-1, -7] and space.high.tolist() == [7, 2]

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from gymnasium import spaces
-from torchrl.envs import ObservationNorm, TransformedEnv
+from torchrl.envs import ObservationNorm, StepCounter, TransformedEnv
 
 from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.envs.factory import EnvFactory
@@ -208,3 +208,41 @@ def test_a_class_with_arguments_gets_the_number_of_environments():
 
     env = EnvFactory(functools.partial(Late, start=2)).make(3)
     assert (env.num_envs, env.start) == (3, 2)
+
+
+def collect(kind, transforms=(), num_steps=8):
+    env = EnvFactory(kind, transforms=transforms).make(1, 1)
+    return TensorCollector(env, MLPAgent(*specs_of(env)), num_steps).rollout()
+
+
+def test_a_transform_that_ends_an_episode_resets_a_simulator_with_autoreset():
+    for kind in (Clock, TellsFinal):
+        rollout = collect(kind, (StepCounter(2),))
+        assert rollout["observation"].flatten().tolist() == [0, 1] * 4, kind.__name__
+
+
+class WithoutTheFlag(TellsFinal):
+    autoresets = False
+
+
+def test_final_observations_are_used_wherever_they_are_given():
+    seen, expected = (collect(kind)["next", "observation"] for kind in (WithoutTheFlag, Clock))
+    assert torch.equal(seen, expected)
+
+
+class Pushed(Clock):
+    """Clock whose reward is the action."""
+
+    def __init__(self):
+        super().__init__(1)
+        TensorEnv.__init__(self, spaces.Box(-99, 99, (1,)), spaces.Box(-1, 2, (1,)), 1)
+
+    def step_tensors(self, action):
+        return super().step_tensors(action)._replace(reward=action[:, 0])
+
+
+def test_actions_are_inside_their_bounds_for_any_caller():
+    env = Pushed()
+    for pushed, expected in ((5.0, 2.0), (-5.0, -1.0)):
+        step = env.step(env.reset().set("action", torch.full((1, 1), pushed)))
+        assert step["next", "reward"].item() == expected and step["action"].item() == pushed

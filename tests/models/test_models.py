@@ -177,10 +177,11 @@ def test_without_noise_the_most_probable_action_is_taken(agent):
     assert torch.equal(action, others.argmax(0))
 
 
+@pytest.mark.parametrize("kind", ["DETERMINISTIC", "MODE", "MEAN"])
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
-def test_the_agent_is_a_tensordict_module(agent, shape):
+def test_the_agent_is_a_tensordict_module(agent, shape, kind):
     td = TensorDict({"observation": torch.randn(*shape, 5)}, batch_size=shape)
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
+    with set_exploration_type(ExplorationType[kind]):
         out = agent(td)
     assert out["action"].shape == out["action_log_prob"].shape == shape
     assert out["state_value"].shape == (*shape, 1)
@@ -189,6 +190,10 @@ def test_the_agent_is_a_tensordict_module(agent, shape):
 
 
 def test_env_rollout_takes_the_agent_as_its_policy():
+    for env_id in ("CartPole-v1", "Pendulum-v1"):
+        env = make_env(env_id, 3)
+        agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+        assert env.rollout(2, agent).batch_size == (3, 2), "with gradients"
     env = make_env("CartPole-v1", 3)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     rollout = env.rollout(20, agent, break_when_any_done=False)

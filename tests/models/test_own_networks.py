@@ -7,7 +7,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torch.distributions as D
+from tensordict.nn import TensorDictModule
 from torch import nn
+from torchrl.data import Bounded, Unbounded
+from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from ppo_lightning import (
     DQN,
@@ -24,6 +28,7 @@ from ppo_lightning import (
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.games.players import agent_player
 from ppo_lightning.models import MLP, makers
+from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.offpolicy import QAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
 from ppo_lightning.video.record import record_video
@@ -280,3 +285,40 @@ class Seen(Counter):
 
 def require_equal(one, other):
     assert all(value.equal(other[key]) for key, value in one.items())
+
+
+class Mixture(D.MixtureSameFamily):
+    """Two normal distributions: no closed entropy, and samples without a gradient."""
+
+    def __init__(self, loc, scale):
+        parts = D.Independent(D.Normal(loc, scale), 1)
+        super().__init__(D.Categorical(logits=torch.zeros(loc.shape[:-1])), parts)
+
+    @property
+    def deterministic_sample(self):
+        return self.mean
+
+
+class Widths(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_std = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, observation):
+        loc = torch.tensor([[-1.0], [1.0]]).expand(*observation.shape[:-1], 2, 1)
+        return loc, self.log_std.exp().expand_as(loc)
+
+
+def test_an_entropy_by_samples_without_a_gradient_has_that_of_the_density():
+    body = TensorDictModule(Widths(), in_keys=["observation"], out_keys=["loc", "scale"])
+    actor = ProbabilisticActor(body, in_keys=["loc", "scale"], distribution_class=Mixture)
+    value = ValueOperator(nn.Linear(2, 1), in_keys=["observation"])
+    agent = NetworkAgent(Unbounded((2,)), Bounded(-5, 5, (1,)), actor, value)
+    entropy = agent.evaluate(torch.zeros(100_000, 2), torch.zeros(100_000, 1)).entropy.mean()
+    (gradient,) = torch.autograd.grad(entropy, body.module.log_std)
+    log_std, x = torch.tensor(0.0, requires_grad=True), torch.linspace(-12, 12, 20_001)
+    density = sum(0.5 * D.Normal(loc, log_std.exp()).log_prob(x).exp() for loc in (-1.0, 1.0))
+    exact = -torch.trapezoid(torch.xlogy(density, density), x)
+    (expected,) = torch.autograd.grad(exact, log_std)
+    torch.testing.assert_close(entropy, exact, atol=0.02, rtol=0)
+    torch.testing.assert_close(gradient, expected, atol=0.03, rtol=0)

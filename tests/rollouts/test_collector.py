@@ -1,5 +1,8 @@
 """Rollouts: the three kinds of episode end, through both collectors and both backends."""
 
+import functools
+
+import gymnasium
 import pytest
 import torch
 from torchrl.collectors import BaseCollector
@@ -187,3 +190,26 @@ def test_the_class_of_the_environment_chooses_the_collector(env_id, backend, kin
         with pytest.raises(AssertionError, match="make_collector"):
             RolloutCollector(env, agent, 4)
     collector.shutdown()
+
+
+class Multiplies(gymnasium.Env):
+    """An environment with a product of matrices by PyTorch, at steps and resets."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (2,)), gymnasium.spaces.Discrete(2)
+
+    def observed(self):
+        return (torch.full((1, 2), 1 / 3) @ torch.eye(2))[0].float().numpy()
+
+    def reset(self, seed=None, options=None):
+        return self.observed(), {}
+
+    def step(self, action):
+        return self.observed(), 0.0, True, False, {}
+
+
+def test_an_environment_keeps_its_precision():
+    env = EnvFactory(Multiplies).make(2, 1)
+    precision = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    rollout = RolloutCollector(env, MLPAgent(*env.agent_specs), 4, precision=precision).rollout()
+    for seen in (rollout["observation"], rollout["next", "observation"]):
+        assert (seen == torch.tensor(1 / 3)).all()

@@ -37,6 +37,7 @@ def test_rollouts_and_extra_steps_are_counted_and_restored(monkeypatch):
         "episode_returns": [3, 1],
         "episode_lengths": [7, 2],
         "finished": [[[3, 7, 0], [1, 2, 0]]],
+        "metrics": {},
     }
     restored = Progress()
     for _ in range(2):

@@ -127,3 +127,21 @@ def test_a_compiled_run_trains(fit):
     module = fit(SMALL | {"env_id": "CartPole-v1"}, {"compile": True, "num_minibatches": 2}, ppo=PPO)
     assert module.env_steps == 4 * 16 * 12
     assert len(module.episode_returns) > 10
+
+
+class Multiplies(TorchEnv):
+    """A simulator with a product of matrices, which autocast would round to bfloat16."""
+
+    def transition(self, state, action):
+        state, step, after = super().transition(state, action)
+        product = step.observation @ torch.eye(step.observation.shape[1])
+        return state, step._replace(observation=product, reward=product[:, 0]), after
+
+
+def test_a_simulator_keeps_its_precision():
+    env = Multiplies("Pendulum-v1", [1, 2, 3])
+    agent = MLPAgent(*env.agent_specs)
+    precision = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    rollout = ScanCollector(env, agent, 8, shard=Shard.whole(3, seed=2), precision=precision).rollout()
+    seen = rollout["next", "observation"]
+    assert seen.dtype == torch.float32 and not torch.equal(seen, seen.bfloat16().float())

@@ -1,19 +1,21 @@
 """The collector for TorchRL environments: tensors, user transforms, statistics and errors."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv, VecNormV2
 
-from ppo_lightning import MLPAgent, make_env
+from ppo_lightning import PPO, MLPAgent, make_env
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.batched import untransformed
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
-from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts import tensor_collector
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -306,3 +308,50 @@ def test_continuous_parts_of_actions_are_clipped():
     choices, numbers = torch.stack(untransformed(env).received).split([1, 2], dim=-1)
     assert numbers.abs().max() == torch.tensor(0.1)
     assert choices.unique().tolist() == [0, 1]
+
+
+class Dials(Counting):
+    """Two dials of three positions: the reward counts those at the last one."""
+
+    bonus = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.action_spec = Categorical(3, shape=(2,))
+
+    def _step(self, tensordict):
+        reward = (tensordict["action"] == 2).sum().float().reshape(1) + self.bonus
+        return super()._step(tensordict).set("reward", reward)
+
+
+def test_several_choices_are_an_action():
+    env = EnvFactory(Dials).make(3, 1)
+    agent = MLPAgent(*specs_of(env))
+    rollout = TensorCollector(env, agent, num_steps=30).rollout()
+    assert rollout["action"].shape == (3, 30, 2) and rollout["action"].unique().tolist() == [0, 1, 2]
+    counted = (rollout["action"] == 2).sum(-1, keepdim=True).float()
+    assert torch.equal(rollout["next", "reward"], counted)
+
+
+class Named(Counting):
+    def __init__(self, *names):
+        super().__init__()
+        self.action_spec = Composite({name: Bounded(-1.0, 1.0, (1,)) for name in names})
+
+
+@pytest.mark.parametrize("names", [("arm",), ("arm", "leg")])
+def test_actions_with_other_names_are_refused(names):
+    with pytest.raises(ConfigError, match="spaces of several parts"):
+        EnvFactory(functools.partial(Named, *names)).specs()
+
+
+@pytest.mark.parametrize("transforms", [None, [StepCounter()]])
+def test_attributes_are_set_in_copies(fit, transforms):
+    class Raises(PPO):
+        def end_iteration(self, rollout, metrics):
+            self.rewards = [*getattr(self, "rewards", []), rollout["next", "reward"].mean().item()]
+            self.data.set_attr("bonus", 100.0)
+
+    data = {"env_id": Dials, "num_envs": 2, "num_steps": 8, "total_timesteps": 32, "transforms": transforms}
+    first, second = fit(data, ppo=Raises).rewards
+    assert first < 3 and second > 100
