@@ -13,7 +13,6 @@ from ppo_lightning.checkpoints.file import user_path
 from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.envs.batched import metadata_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra
-from ppo_lightning.games.env import GameEnv
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.utils.seeding import derive_seed
@@ -120,9 +119,8 @@ def mover_of(env: BatchedEnv) -> np.ndarray:
 
 def of_player_0(env: BatchedEnv, values: np.ndarray, mover: np.ndarray) -> float:
     """Return the number of the first row, of rewards or values [N] of the players who act."""
-    if isinstance(env, GameEnv):
-        values = env.row_rewards(values, mover)
-    return float(values[0])
+    view = getattr(env, "row_rewards", None)  # of a game
+    return float((values if view is None else view(values, mover))[0])
 
 
 def picture_of(env: BatchedEnv) -> np.ndarray:

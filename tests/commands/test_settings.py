@@ -107,7 +107,12 @@ ASKED = {
     "leave model.compile off": (Momentum, {"compile": True}, {}, {"model": {"compile": False}}),
     "use ppo_lightning.RecurrentPPO": (PPO, MEMORY, {}, {"ppo": RecurrentPPO}),
     "set model.agent.memory to lstm or min_gru": (RecurrentPPO, {}, {}, {"model": MEMORY}),
-    "change one of the two": (RecurrentPPO, MEMORY, {"num_envs": 3}, {"data": {"num_envs": 4}}),
+    "change one of the two": (
+        RecurrentPPO,
+        MEMORY | {"num_minibatches": 4},
+        {"num_envs": 3},
+        {"data": {"num_envs": 4}},
+    ),
     "remove one of them": (
         PPO,
         agent(shared=True, critic_hidden_sizes=[8]),
