@@ -417,7 +417,8 @@ def test_profile_tries_workers_for_slow_environments_only(fit):
     for env_id, expected in ((Slow, True), ("CartPole-v1", False)):
         clock = StageClock(0.1)
         data = {"env_id": env_id, "num_envs": 2, "num_steps": 8, "total_timesteps": 10**9}
-        fit(data, {"num_minibatches": 2}, callbacks=[clock], max_epochs=-1)
+        # Also beside other processes, the update takes less time than the sleeps of 16 steps.
+        fit(data, {"num_minibatches": 1, "update_epochs": 1}, callbacks=[clock], max_epochs=-1)
         assert (("--data.num_workers", "2") in clock.changes) == expected
 
 
