@@ -88,7 +88,7 @@ class ProcgenEnv(BatchedEnv):
             if self._played:
                 self._make()
             mask = self._first
-        assert self._first[mask].all()
+        assert self._first[mask].all(), "Procgen ends no level early: remove the transform that does"
         self._observation[mask] = self._next[mask]
         self._first = self._first & ~mask
         return self._observation

@@ -92,6 +92,8 @@ def is_plain(value: Any) -> bool:
 
 def to_plain(value: Any) -> Any:
     """Convert NumPy arrays and scalars to tensors. Other values are unchanged."""
+    if isinstance(value, dict):
+        return {name: to_plain(part) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(map(to_plain, value))
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray | np.generic) else value
@@ -99,6 +101,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(value: Any) -> Any:
     """Convert tensors to NumPy arrays and scalars. Other values are unchanged."""
+    if isinstance(value, dict):
+        return {name: from_plain(part) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(map(from_plain, value))
     return value.numpy().copy()[()] if isinstance(value, torch.Tensor) else value

@@ -24,6 +24,7 @@ Stream = Literal[
     "curiosity",  # RND's random steps before the training, a run of their own
     "replay",  # minibatches of a replay buffer and the noise of their update
     "global",  # the global generators of a rank
+    "worker",  # environments of a worker that was made anew
 ]
 
 

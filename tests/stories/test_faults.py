@@ -249,6 +249,12 @@ class FailsTogether(gymnasium.Env):
         return self.observation_space.low, 1.0, False, False, {}
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_whose_environments_may_restart_resumes_to_the_bit(fit_and_resume, num_workers):
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 160, "num_workers": num_workers}
+    fit_and_resume(3, data | {"env_kwargs": {"max_restarts": 2}}, {"num_minibatches": 2})
+
+
 def test_a_run_ends_with_the_error_of_an_environment_that_fails_more_than_max_restarts():
     env = make_env(FailsTogether, 2, env_kwargs={"max_restarts": 1})
     collector = make_collector(env, MLPAgent(*env.agent_specs), 24)

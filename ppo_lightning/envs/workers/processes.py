@@ -126,8 +126,15 @@ class WorkerEnv(BatchedEnv):
         chosen = np.ones(self.num_envs, bool) if mask is None else mask
         # Workers without a finished episode get no message.
         requests = {w: ("reset_arrays", chosen[w.rows]) for w in self.workers if chosen[w.rows].any()}
-        for worker, reply in self._ask(requests, loading=mask is None).items():
-            self._observation[worker.rows] = reply.value
+        loading = mask is None
+        while requests:
+            replies = self._ask(requests, loading)
+            for worker, reply in replies.items():
+                self._observation[worker.rows] = reply.value
+            # A worker that is lost before all of its episodes begin has none to truncate: it is asked again.
+            requests = {w: x for w, x in requests.items() if w not in replies and chosen[w.rows].all()}
+            self._lost -= requests.keys()
+            loading = True
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> Step:
@@ -203,7 +210,7 @@ class WorkerEnv(BatchedEnv):
             " episodes are truncated.",
             stacklevel=2,
         )
-        worker.start([derive_seed(seed, "train", worker.losses) for seed in self._seeds[worker.rows]])
+        worker.start([derive_seed(seed, "worker", worker.losses) for seed in self._seeds[worker.rows]])
         self._lost.add(worker)
 
     def _close_envs(self) -> None:

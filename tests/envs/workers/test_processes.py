@@ -289,6 +289,15 @@ def test_a_lost_worker_is_made_anew(make):
         env.step_arrays(np.zeros(5, int))
 
 
+def test_a_worker_that_is_lost_before_its_episodes_begin_truncates_none(make):
+    env = make(Paid, 2, 4, step_timeout=60.0, max_restarts=3)
+    for mask in (None, np.array([False, False, True, True])):
+        env.workers[1].process.kill()
+        with pytest.warns(UserWarning, match="Worker 1 of 2 .* is made anew"):
+            env.reset_arrays(mask)
+        assert not env.step_arrays(np.zeros(4, int)).truncated.any()
+
+
 def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capfd):
     env = make(Faulty, 2, step_timeout=5.0, kind="hangs")
     collector = make_collector(env, MLPAgent(*env.agent_specs), 16, step_timeout=5.0)
