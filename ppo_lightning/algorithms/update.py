@@ -121,10 +121,12 @@ class CompiledUpdate:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
         if self._drift > self._tolerance:
             return self.eager(minibatches)
-        if [*map(id, trained_parameters(self._optimizer))] != [*map(id, self._params)]:
+        group, parameters = self._optimizer.param_groups[0], trained_parameters(self._optimizer)
+        constants = *group["betas"], group["eps"]
+        if [*map(id, parameters)] != [*map(id, self._params)] or constants != self._constants:
             raise ConfigError(
-                "model.compile trains the parameters that require gradients when the run starts, and these"
-                " have changed: leave model.compile off."
+                "model.compile takes the parameters that require gradients and the betas when the run starts,"
+                " and these have changed: leave it off, or set OneCycleLR's cycle_momentum to False."
             )
         self._done = torch.stack(self._steps).tolist()
         remaining = iter(minibatches)

@@ -195,6 +195,8 @@ class OffPolicyModule(AgentModule):
 
     def minimize(self, name: str, loss: Tensor) -> None:
         """Take a step of the Adam of ``name`` as operations of a graph, on the state that Lightning saves."""
+        if name not in self._adams:  # of frozen parameters
+            return
         parameters, *state, settings = self._adams[name]
         grads: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [grad is not None for grad in grads]  # as Adam skips parameters without a gradient

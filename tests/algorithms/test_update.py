@@ -208,10 +208,17 @@ class Staged(PPO):
         self.agent.actor_body.requires_grad_(self.rollouts_done < 2)
 
 
+class Cycles(PPO):
+    def configure_optimizers(self):
+        adam = torch.optim.Adam(self.trainable_parameters())
+        return [adam], [torch.optim.lr_scheduler.OneCycleLR(adam, 1e-3, total_steps=self.data.num_rollouts)]
+
+
 @pytest.mark.integration
-def test_a_graph_for_other_parameters_than_those_that_are_trained_is_refused(fit):
-    with pytest.raises(ConfigError, match="parameters that require gradients when the run starts, and these"):
-        fit(REACH, MODEL | {"compile": True}, ppo=Staged)
+@pytest.mark.parametrize("ppo", [Staged, Cycles])
+def test_a_graph_for_other_parameters_or_betas_than_those_of_the_run_is_refused(fit, ppo):
+    with pytest.raises(ConfigError, match=r"parameters .* and the betas when the run starts, and these"):
+        fit(REACH, MODEL | {"compile": True}, ppo=ppo)
 
 
 @pytest.mark.integration

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from torch.nn.utils import parameters_to_vector
 from torchrl.envs import GymEnv, TransformedEnv
 from torchrl.envs.transforms import DTypeCastTransform, RewardScaling
 
@@ -223,6 +224,22 @@ def test_frozen_parameters_of_a_critic_stay_frozen(fit):
     targets = fit(PENDULUM, SOFT | {"learning_starts": 99}, ppo=HalfFrozen).critics  # as at the start
     assert torch.equal(critics[1].linear.weight, targets[1].linear.weight)
     assert not torch.equal(critics[1].body.layers[0].weight, targets[1].body.layers[0].weight)
+
+
+class FrozenPolicy(TD3):
+    """A critic of a policy that is given."""
+
+    def add_networks(self, specs):
+        self.agent.requires_grad_(False)
+        super().add_networks(specs)
+
+
+def test_a_whole_part_may_be_frozen(fit):
+    options = {"batch_size": 8, "learning_starts": 16, "train_frequency": 1}
+    trained, start = (fit(PENDULUM, options | {"learning_starts": n}, ppo=FrozenPolicy) for n in (16, 90))
+    for part, is_equal in (("agent", True), ("critics", False)):
+        one, other = (parameters_to_vector(getattr(x, part).parameters()) for x in (trained, start))
+        assert torch.equal(one, other) == is_equal
 
 
 def test_the_policy_is_delayed_by_updates():

@@ -395,7 +395,7 @@ def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
         progress = results[-1]["progress"]
         assert (progress["env_steps"], progress["extra_steps"]) == (64 * 14, 64 * 2)
         assert len(progress["episode_lengths"]) == len(progress["episode_returns"]) > 20
-        assert progress.pop("begun") > 0  # the time
+        assert progress.pop("begun") > 0 and progress.pop("metrics")["charts/SPS"] > 0  # the time
     for result in results[1:]:
         assert result["progress"] == results[0]["progress"]
         assert result["weights"].keys() == results[0]["weights"].keys()
