@@ -177,7 +177,7 @@ def leave_evaluation(trainer: "Trainer") -> None:
 def postpone_evaluation(trainer: "Trainer") -> None:
     """Let a checkpoint be one from the middle of an evaluation: a run that ends here resumes with all of it.
 
-    This is called after an evaluation without results, and after a batch, before which one may be due.
+    This is called after an evaluation without results, or after a batch, which an evaluation may follow.
     """
     loop = trainer.fit_loop.epoch_loop
     progress = loop.val_loop.batch_progress

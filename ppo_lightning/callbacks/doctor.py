@@ -139,9 +139,8 @@ def unexplained_variance(run: RunSnapshot) -> str | None:
 def unscaled_observations(run: RunSnapshot) -> str | None:
     """Check the scale of observations: networks need inputs of magnitude about 1."""
     observation = sample_observations(run)
-    if (
-        observation.dtype == torch.uint8 or run.module.agent.normalizer is not None
-    ):  # a picture, or bytes / 255
+    is_scaled = observation.dtype == torch.uint8  # networks divide bytes by 255
+    if is_scaled or run.module.agent.normalizer is not None:
         return None
     magnitudes = observation.float().abs().flatten(1).mean(dim=0)
     for columns in not_measured(run.module.data.specs.observation):

@@ -167,9 +167,8 @@ class PPOCLI(LightningCLI):
             writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
             total = self.datamodule.total_timesteps
-            is_complete = steps + checkpoint["frames_per_rollout"] > total
-            is_complete = is_complete and private.has_evaluated(checkpoint)
-            if is_complete and writer in (None, type(self.model)):  # `fit` refuses another algorithm
+            is_over = steps + checkpoint["frames_per_rollout"] > total and private.has_evaluated(checkpoint)
+            if is_over and writer in (None, type(self.model)):  # `fit` refuses another algorithm
                 print(f"The run has {steps} steps: raise data.total_timesteps ({total}) to train longer.")
                 raise SystemExit(0)
 

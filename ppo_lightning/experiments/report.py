@@ -158,10 +158,9 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
             cleanrl += f"{float(reference['mean']):{spec}}"
             if reference["std"]:
                 cleanrl += f" ± {float(reference['std']):{spec}}"
-            if (published_steps := int(reference["env_steps"] or 0)) and not (
-                steps / 1.1 < published_steps < 1.1 * steps
-            ):
-                cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
+            published_steps = int(reference["env_steps"] or steps)
+            if not steps / 1.1 <= published_steps <= 1.1 * steps:
+                cleanrl += f" ({published_steps:_} steps)".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
         cells = [label, seeds[0]["env_id"], str(len(seeds)), f"{steps:_}".replace("_", " "), shown, cleanrl]
         lines.append(f"| {' | '.join(cells)} | {seconds:.0f} s |")

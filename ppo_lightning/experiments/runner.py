@@ -160,12 +160,9 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
 
     The column ``seconds`` is added: the training time until that step, without start-up.
     """
-    files = sorted(
-        (
-            path.with_name("metrics.csv") for path in folder.glob("runs/*/version_*/cli_config.yaml")
-        ),  # of `fit`
-        key=lambda path: int(path.parent.name.removeprefix("version_")),
-    )
+    folders = [path.parent for path in folder.glob("runs/*/version_*/cli_config.yaml")]  # of `fit`
+    folders.sort(key=lambda path: int(path.name.removeprefix("version_")))
+    files = [path / "metrics.csv" for path in folders]
     tries = [[x for x in csv.DictReader(path.open()) if x["step"]] for path in files if path.exists()]
     seconds_before = 0.0
     steps_before = 0

@@ -238,8 +238,8 @@ class Actor(TensorDictModuleBase, HyperparametersMixin):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act on a TensorDict of any batch size.
 
-        Unless the ``ExplorationType`` is ``RANDOM``, actions are deterministic. An agent with a memory reads
-        its hidden state under ``memory`` and writes it under ``("next", "memory")``.
+        Actions are sampled if the ``ExplorationType`` is ``RANDOM`` or None. An agent with a memory reads its
+        hidden state under ``memory`` and writes it under ``("next", "memory")``.
 
         Args:
             tensordict: Has raw observations under ``observation``.

@@ -235,7 +235,7 @@ class FrozenPolicy(TD3):
 
 
 def test_a_whole_part_may_be_frozen(fit):
-    options = {"batch_size": 8, "learning_starts": 16, "train_frequency": 1}
+    options = {"batch_size": 8, "train_frequency": 1}
     trained, start = (fit(PENDULUM, options | {"learning_starts": n}, ppo=FrozenPolicy) for n in (16, 90))
     for part, is_equal in (("agent", True), ("critics", False)):
         one, other = (parameters_to_vector(getattr(x, part).parameters()) for x in (trained, start))

@@ -3,7 +3,8 @@
 #
 # Decided before the first run: 140 runs, both sides of a seed on one machine, the stratified permutation test of
 # tables.py, one look after the last run. p < 0.05 makes the critic an option, otherwise the answer is no.
-# Usage, at commit c985f8b8: run.sh OUTPUT [SEED ...]. A stopped series continues. runs.csv has the pairs so far.
+# Usage, at commit c985f8b8: run.sh OUTPUT [SEED ...]. A stopped series continues.
+# runs.csv has the pairs so far.
 set -u
 output=$1
 shift
