@@ -52,18 +52,13 @@ class GymnasiumEnv(BatchedEnv):
     microseconds.
 
     Args:
-        env_id: Gymnasium's id, or a function that creates a new environment at each call. ``"module:Id-v0"``
-            imports the module first. ``"dm_control/..."`` needs no module.
+        make: Creates a new environment at each call.
         seeds: One seed per environment.
         first_env: Global index of the first environment, for messages.
         keeps_infos: Keep the infos of all steps, because transforms may end episodes.
 
-    Raises:
-        ConfigError: The environment does not exist, a package is missing, or the function returns another
-            type.
-
     Example:
-        >>> env = GymnasiumEnv("CartPole-v1", [1, 2])
+        >>> env = GymnasiumEnv(lambda: gymnasium.make("CartPole-v1"), [1, 2])
         >>> observation = env.reset_arrays()
         >>> step = env.step_arrays(np.array([0, 1]))
         >>> step.observation.shape, step.reward.tolist()
@@ -75,12 +70,11 @@ class GymnasiumEnv(BatchedEnv):
 
     def __init__(
         self,
-        env_id: str | Callable[..., gymnasium.Env],
+        make: Callable[[], gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
         keeps_infos: bool = False,
     ) -> None:
-        make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
         self.envs = [make() for _ in seeds]
         for env in self.envs:
             if not isinstance(env, gymnasium.Env):
@@ -90,8 +84,8 @@ class GymnasiumEnv(BatchedEnv):
                 )
         self._first_env = first_env
         first = self.envs[0]
-        self._env_id = env_id if isinstance(env_id, str) else name_of(first)
-        require_distinct(self.envs, self._env_id)
+        self._name = name_of(first)
+        require_distinct(self.envs, self._name)
         space: Any = getattr(first, "observation_space", None)
         actions: Any = actions_of(first)
         count = sum(choice_counts(spec_from_space(actions)))
@@ -149,7 +143,7 @@ class GymnasiumEnv(BatchedEnv):
         return self._observation
 
     def _location(self, i: int) -> str:
-        return f"{self._env_id}, environment {self._first_env + i}"
+        return f"{self._name}, environment {self._first_env + i}"
 
     def _with_mask(self, i: int, observation: Any, info: Any, over: bool = False) -> dict[str, Any]:
         """Add the mask to an observation as the entry ``action_mask``.
@@ -246,17 +240,16 @@ class GymnasiumEnv(BatchedEnv):
 
 
 def in_process(
-    env_id: str | Callable[..., gymnasium.Env],
+    make: Callable[[], gymnasium.Env],
     seeds: list[int],
-    first_env: int = 0,
-    keeps_infos: bool = False,
-    max_restarts: Annotated[int, Range(0)] = 0,
+    first_env: int,
+    keeps_infos: bool,
+    max_restarts: Annotated[int, Range(0)],
 ) -> GymnasiumEnv:
     """Make a :class:`GymnasiumEnv` whose environments are made anew if they fail."""
     check_arguments(in_process, locals(), "data.env_kwargs")
     if not max_restarts:
-        return GymnasiumEnv(env_id, seeds, first_env, keeps_infos)
-    make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
+        return GymnasiumEnv(make, seeds, first_env, keeps_infos)
     names = (f"Environment {number}" for number in itertools.count(first_env))
     return GymnasiumEnv(
         lambda: RestartOnFailure(make, max_restarts, next(names)), seeds, first_env, keeps_infos

@@ -62,15 +62,14 @@ class WorkerEnv(BatchedEnv):
         num_workers: Number of workers W, at most N.
         kind: Class of the workers.
         step_timeout: Maximum duration of a step in seconds; None: no limit.
-        env_id: As for ``GymnasiumEnv``, with ``seeds``, ``first_env`` and ``keeps_infos``.
+        make: As for ``GymnasiumEnv``, with ``seeds``, ``first_env`` and ``keeps_infos``.
         max_restarts: As for :class:`~ppo_lightning.envs.restarts.RestartOnFailure`, and for each worker.
 
     Raises:
-        ConfigError: As for ``GymnasiumEnv``.
         RuntimeError: A worker ended, or did not answer in time.
 
     Example:
-        >>> env = WorkerEnv(2, Worker, None, "CartPole-v1", [1, 2, 3, 4])
+        >>> env = WorkerEnv(2, Worker, None, lambda: gymnasium.make("CartPole-v1"), [1, 2, 3, 4])
         >>> env.reset_arrays().shape
         (4, 4)
         >>> env.close()
@@ -84,14 +83,14 @@ class WorkerEnv(BatchedEnv):
         num_workers: int,
         kind: "type[Worker]",
         step_timeout: float | None,
-        env_id: str | Callable[..., gymnasium.Env],
+        make: Callable[[], gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
         keeps_infos: bool = False,
         max_restarts: int = 0,
     ) -> None:
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
-        sample = in_process(env_id, seeds[:1], first_env, keeps_infos, max_restarts)
+        sample = in_process(make, seeds[:1], first_env, keeps_infos, max_restarts)
         sample.close()
         super().__init__(*sample.spaces, seeds)
         self.samples = sample.envs
@@ -111,8 +110,7 @@ class WorkerEnv(BatchedEnv):
                 numbers = range(first_env, first_env + self.num_envs)[rows]
                 name = f"Worker {number} of {num_workers} (environments {', '.join(map(str, numbers))})"
                 settings = numbers[0], keeps_infos, max_restarts
-                make = functools.partial(make_envs, self._attributes, env_id, *settings)
-                worker = kind(name, rows, make)
+                worker = kind(name, rows, functools.partial(make_envs, self._attributes, make, *settings))
                 worker.start(seeds[rows])
                 self.workers.append(worker)
             # The first request creates the environments, whatever its method.
@@ -295,7 +293,7 @@ def send(pipe: multiprocessing.connection.Connection, message: Any) -> None:
 
 def make_envs(
     attributes: Mapping[str, Any],
-    env_id: Any,
+    make: Callable[[], gymnasium.Env],
     first_env: int,
     keeps_infos: bool,
     max_restarts: int,
@@ -304,7 +302,7 @@ def make_envs(
     """Make the environments of a worker."""
     # A forked process inherits the global generators: without seeds, all workers would draw the same.
     seed_globally(seeds[0])
-    envs = in_process(env_id, seeds, first_env, keeps_infos, max_restarts)
+    envs = in_process(make, seeds, first_env, keeps_infos, max_restarts)
     for name, value in attributes.items():
         envs.set_attr(name, value)
     return envs
