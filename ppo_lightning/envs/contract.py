@@ -33,26 +33,17 @@ def check_parts(answer: Any, call: str, count: int) -> Any:
 def check_step(answer: Any, num_envs: int | None = None) -> None:
     """Raise a ConfigError unless ``step`` returned numbers, or ``num_envs`` of each, and an info."""
     _, *numbers, info = check_parts(answer, "step", 5)
+    shape = () if num_envs is None else (num_envs,)
     kind = "a number or flag" if num_envs is None else f"{num_envs} numbers or flags"
-    wrong = [
-        (name, value, kind)
-        for name, value in zip(("the reward", "terminated", "truncated"), numbers, strict=True)
-        if not _is_number(value, num_envs)
-    ]
+    for name, value in zip(("the reward", "terminated", "truncated"), numbers, strict=True):
+        array = _as_array(value)
+        if array.dtype.kind not in "biuf" or array.shape != shape:
+            is_several = isinstance(value, Mapping) or array.size > 1
+            several = name == "the reward" and num_envs is None and is_several
+            hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
+            raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
     if not isinstance(info, Mapping):
-        wrong.append(("the info", info, "a dictionary"))
-    for name, value, kind in wrong:
-        is_several = isinstance(value, Mapping) or _as_array(value).size > 1
-        several = name == "the reward" and num_envs is None and is_several
-        hint = " (objectives: LinearReward of mo_gymnasium; players: data.backend pettingzoo)" * several
-        raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there{hint}.")
-
-
-def _is_number(value: Any, num_envs: int | None) -> bool:
-    if num_envs is None and type(value) in NUMBERS:
-        return True
-    array = _as_array(value)
-    return array.dtype.kind in "biuf" and array.shape == (() if num_envs is None else (num_envs,))
+        raise ConfigError(f"the info is {describe(info)}: step() must return a dictionary there.")
 
 
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:
@@ -62,7 +53,6 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     not fractions where the space has integers: they would be cut off. A ConfigError has the ``name``.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        is_dict = isinstance(space, spaces.Dict)
         if isinstance(space, spaces.Dict):
             kind = f"dictionary with {', '.join(map(str, space))}"
             has_parts = isinstance(value, Mapping) and space.keys() <= value.keys()
@@ -72,7 +62,7 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         if not has_parts:
             raise ConfigError(f"the {name} is {describe(value)} and must be a {kind}.")
         for key, part in entries(space):
-            place: Any = key if is_dict else int(key)
+            place: Any = key if isinstance(space, spaces.Dict) else int(key)
             check_observation(value[place], part, f"{name}[{place!r}]")
         return
     array = _as_array(value)
