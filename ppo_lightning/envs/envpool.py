@@ -37,9 +37,6 @@ class EnvPoolEnv(BatchedEnv):
         num_threads: Number of C++ threads. 0: as many as environments, at most the cores of this rank.
         **env_kwargs: Arguments of ``envpool.make``, including ``max_episode_steps``.
 
-    Raises:
-        ConfigError: The environment does not exist, or the package ``envpool`` is missing.
-
     Example:
         >>> env = EnvPoolEnv("Pendulum-v1", [1, 2], num_threads=1)
         >>> env.reset_arrays().shape
@@ -94,14 +91,12 @@ class EnvPoolEnv(BatchedEnv):
         return to_row(self.unjoined_space, observation, (len(info["env_id"]),))
 
 
-def make(board_game: Callable[..., Any], env_id: str, copies: Copies, /, **env_kwargs: Any) -> Any:
-    """Make copies of an environment or an Atari game, or by ``board_game``, for the backend ``envpool``.
+def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:
+    """Make copies of an environment or of an Atari game for the backend ``envpool``.
 
     EnvPool does not render: environments that must render are those of Gymnasium with the same ids.
     """
     env_id = full_id(env_id)
-    if is_board_game(env_id):
-        return board_game(env_id, copies, **env_kwargs)
     if copies.render:
         env_kwargs.pop("num_threads", None)
         return make_for_gymnasium(env_id, copies, **env_kwargs)

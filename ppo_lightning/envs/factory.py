@@ -27,22 +27,20 @@ Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pet
 Make = Callable[..., EnvBase]  # of an id and the wanted copies
 
 
-def _make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> EnvBase:
-    from ppo_lightning.games.make import make_board_game
-
-    return make_board_game(env_id, copies, **env_kwargs)
-
-
-def _adapter(backend: Backend) -> Make:
+def _adapter(backend: Backend, env_id: Any) -> Make:
     """Return what makes environments, imported at its first use."""
     if backend == "torch":
         from ppo_lightning.envs.torch_env import make as of_tensors
 
         return of_tensors
     if backend == "envpool":
-        from ppo_lightning.envs.envpool import make as of_envpool
+        from ppo_lightning.envs import envpool
 
-        return functools.partial(of_envpool, _make_board_game)
+        if not envpool.is_board_game(env_id):
+            return envpool.make
+        from ppo_lightning.games.make import make_board_game
+
+        return make_board_game
     if backend == "procgen":
         from ppo_lightning.envs.procgen import make as of_procgen
 
@@ -121,7 +119,8 @@ class EnvFactory:
         is_maker = not isinstance(self.env_id, str)
         if is_maker and self.backend not in ("gymnasium", "pettingzoo"):
             raise ConfigError(f"env_id is a function: data.backend {self.backend!r} must be 'gymnasium'.")
-        make: Make = make_by_function if is_maker and self.backend == "gymnasium" else _adapter(self.backend)
+        by_function = is_maker and self.backend == "gymnasium"
+        make: Make = make_by_function if by_function else _adapter(self.backend, self.env_id)
         num_workers = min(self.num_workers, num_envs)
         if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
@@ -154,11 +153,7 @@ class EnvFactory:
         return transform(env, self.transforms) if self.transforms else env
 
     def specs(self) -> Specs:
-        """Return the specs of one environment, which is created and closed.
-
-        Raises:
-            ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
-        """
+        """Return the specs of one environment, which is created and closed."""
         with contextlib.closing(self.make(stream="eval")) as env:
             return specs_of(env)
 
