@@ -51,10 +51,6 @@ class GymnasiumVectorEnv(BatchedEnv):
         seeds: One seed per environment. An environment whose ``reset`` refuses a list gets the first one.
             If the number of environments is another one, seeds are left out or added.
 
-    Raises:
-        ConfigError: The environment is in use or closed, its metadata has another autoreset mode, or a space
-            is not supported.
-
     Example:
         >>> env = GymnasiumVectorEnv(gymnasium.make_vec("CartPole-v1", num_envs=2), [1, 2])
         >>> env.reset_arrays().shape, env.resets_late
@@ -133,7 +129,6 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._observation[~mask] = previous
 
     def _step_arrays(self, action: np.ndarray) -> Step:
-        """Step all environments."""
         convert = self._single_actions if self._from_row is None else self._from_row
         number = next(self._step_numbers)
         try:
@@ -191,18 +186,15 @@ class GymnasiumVectorEnv(BatchedEnv):
 def _resets_late(envs: VectorEnv, name: str) -> bool:
     """Return whether finished environments reset at their next step, instead of by mask."""
     mode = envs.metadata.get(MODE)
-    try:
-        mode = AutoresetMode(mode)
-    except ValueError:
-        mode = repr(mode)
-    if mode not in (AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP):
+    is_late = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
+    if not is_late and mode not in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value):
         remedy = "make it with AutoresetMode.DISABLED or NEXT_STEP, which keep the final observation"
         raise ConfigError(f"{name} has the metadata[{MODE!r}] {mode}: {remedy}.")
     # Wrappers and subclasses may keep a state of their own, which a reset by mask does not reach. Workers
     # without shared memory reset twice.
     is_sync = type(envs) is SyncVectorEnv
     is_async = type(envs) is AsyncVectorEnv and envs.shared_memory and envs.worker is None
-    return mode is AutoresetMode.NEXT_STEP and not (is_sync or is_async)
+    return is_late and not (is_sync or is_async)
 
 
 class CartPoleEnv(GymnasiumVectorEnv):
@@ -238,7 +230,6 @@ class CartPoleEnv(GymnasiumVectorEnv):
         return self.envs.state.T.astype(np.float32)
 
     def _step_arrays(self, action: np.ndarray) -> Step:
-        """Step all copies."""
         self.envs.prev_done[:] = False  # disables the autoreset
         observation, reward, terminated, truncated, _ = self.envs.step(action)
         return Step(observation, reward, terminated, truncated, terminated | truncated)
