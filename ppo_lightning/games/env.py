@@ -19,6 +19,7 @@ class GameEnv(BatchedEnv):
 
     collector_class = GameCollector
     untransformable = "games of several players: remove them."
+    turn_based = False  # see `checks.of_turns`
     num_players: int
     mover: np.ndarray  # the player who acts next in each row, [N]
 
@@ -28,8 +29,8 @@ class GameEnv(BatchedEnv):
 
     @property
     def rows_per_game(self) -> int:
-        """Adjacent rows that are the players of one game."""
-        return self.num_players
+        """Adjacent rows that are the players of one game, 1 if a row is that of the player to move."""
+        return 1 if self.turn_based else self.num_players
 
     def row_rewards(self, reward: np.ndarray, mover: np.ndarray) -> np.ndarray:
         """Return the rewards whose sum is the return of a row, of those of the players who acted, [T, N]."""

@@ -31,7 +31,7 @@ class TurnBasedEnv(GameEnv):
     """
 
     num_players = 2
-    turn_based = True  # see `checks.of_turns`
+    turn_based = True
 
     def __init__(
         self,
@@ -56,11 +56,6 @@ class TurnBasedEnv(GameEnv):
         """Set the seeds of the openings and of the next reset."""
         super().reseed(seeds)
         self._generators = [np.random.default_rng(seed) for seed in seeds]
-
-    @property
-    def rows_per_game(self) -> int:
-        """One row: that of the player to move."""
-        return 1
 
     def row_rewards(self, reward: np.ndarray, mover: np.ndarray) -> np.ndarray:
         """Return the rewards of player 0: those of player 1 are the negative ones."""
@@ -106,9 +101,6 @@ class BoardGameEnv(TurnBasedEnv):
         opening_moves: As for :class:`TurnBasedEnv`.
         num_threads: Number of C++ threads.
         **env_kwargs: Arguments of ``envpool.make``.
-
-    Raises:
-        ConfigError: The game does not have two players, or an argument does not fit.
 
     Example:
         >>> env = BoardGameEnv("TicTacToe-v1", [1, 2])
@@ -193,10 +185,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         make: Makes a new ``AECEnv`` at each call.
         seeds: One seed per game.
         opening_moves: As for :class:`TurnBasedEnv`.
-
-    Raises:
-        ConfigError: The game does not have two players, has no action mask, or its players have different
-            spaces. While playing: the rewards do not sum to 0, or one player ends before the other.
 
     Example:
         >>> from ppo_lightning.games.pettingzoo import import_pettingzoo
