@@ -292,9 +292,8 @@ class RewardScaler(Moments):
         device = discounted.device
         # detail 30
         sums = discounted_sum(reward, done, discounted, self.gamma)
-        steps = summary_of(
-            sums.T, None if weight is None else weight.T.to(device)
-        )  # one summary each, [3, T]
+        mask = None if weight is None else weight.T.to(device)
+        steps = summary_of(sums.T, mask)  # one summary each, [3, T]
         size, mean, m2 = functools.reduce(merged, collectives.gather(steps))
         # All merges at once: `merged` with sums over the steps so far.
         count, old_mean, old_m2 = self.summary.to(device)
