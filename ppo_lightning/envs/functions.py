@@ -36,10 +36,11 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorEnv(env, seeds)
     if "pettingzoo" in sys.modules:
-        from ppo_lightning.games.make import is_game, make_games
+        from ppo_lightning.games.make import is_game
+        from ppo_lightning.games.make import make as make_games
 
         if is_game(env):
-            return make_games(begin_with(env, make_one), seeds)
+            return make_games(begin_with(env, make_one), copies)
     if isinstance(env, EnvBase):
         if env.batch_size == torch.Size([]):
             env.close()

@@ -17,11 +17,6 @@ from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
 from ppo_lightning.utils.arguments import copying, require_options
 
 
-def make(env_id: Any, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
-    """Make copies of a game for the backend ``pettingzoo``, see :func:`make_games`."""
-    return make_games(env_id, copies.seeds, copies.render, **_of_stream(copies, env_kwargs))
-
-
 def make_board_game(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BoardGameEnv:
     """Make copies of a game of EnvPool, see :class:`BoardGameEnv`."""
     return BoardGameEnv(env_id, copies.seeds, **_of_stream(copies, env_kwargs))
@@ -34,28 +29,22 @@ def _of_stream(copies: Copies, env_kwargs: dict[str, Any]) -> dict[str, Any]:
     return env_kwargs
 
 
-def make_games(
-    env_id: str | Callable[..., Any] | ModuleType,
-    seeds: list[int],
-    render: bool = False,
-    /,
-    **env_kwargs: Any,
-) -> GameEnv:
+def make(env_id: str | Callable[..., Any] | ModuleType, copies: Copies, /, **env_kwargs: Any) -> GameEnv:
     """Make copies of a game of PettingZoo, with one seed per row.
 
     Args:
         env_id: An id of PettingZoo's registry, such as ``atari/pong_v3`` or ``pong_v3``, a module with
             ``parallel_env`` or ``env`` or its import path, such as ``mpe2.simple_spread_v3``, or a function
             that makes a new game at each call.
-        seeds: One seed per row.
-        render: Make the first game able to render.
+        copies: What is asked for.
         **env_kwargs: ``state`` or ``opening_moves`` and arguments of the game, or options of
             :class:`~ppo_lightning.games.pettingzoo_atari.PettingZooAtari`.
 
     Example:
-        >>> make_games("mpe2/simple_spread_v3", [1, 2, 3], N=3).num_players
+        >>> make_env("mpe2/simple_spread_v3", 3, "pettingzoo", env_kwargs={"N": 3}).num_players
         3
     """
+    env_kwargs = _of_stream(copies, env_kwargs)
     if isinstance(env_id, ModuleType):
         env_id = env_id.__name__
     function: Any = env_id
@@ -63,19 +52,19 @@ def make_games(
         found = registered(env_id)
         known = found[1] if found else env_id
         if known.startswith("atari/"):
-            return PettingZooAtari(known, seeds, **env_kwargs)
+            return PettingZooAtari(known, copies.seeds, **env_kwargs)
         function = functools.partial(import_pettingzoo().make, *found) if found else find_maker(env_id)
-        if render:
+        if copies.render:
             env_kwargs["render_mode"] = "rgb_array"
     options: dict[str, Any] = {
         name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs
     }
-    make = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
-    first = make()  # reveals the type
+    make_one = copying(functools.partial(_make_game, function, str(env_id)), env_kwargs)
+    first = make_one()  # reveals the type
     takes_turns = isinstance(first, import_pettingzoo().AECEnv)
     kind: Callable[..., GameEnv] = TurnBasedGamesEnv if takes_turns else ParallelGamesEnv
     require_options(kind, str(env_id), options)
-    return kind(begin_with(first, make), seeds, **options)
+    return kind(begin_with(first, make_one), copies.seeds, **options)
 
 
 def is_game(env: Any) -> bool:
