@@ -66,7 +66,6 @@ class GymnasiumEnv(BatchedEnv):
     """
 
     info_names = ()
-    _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
         self,
@@ -92,17 +91,17 @@ class GymnasiumEnv(BatchedEnv):
         # Source of masks that are not part of the observations.
         self._mask_source: Literal["method", "info"] | None = None
         self._lacks_mask = False  # whether the info of a reset could have a mask, and has none
-        pending_resets: dict[int, tuple[Any, Any]] = {}
+        self._pending_resets: dict[int, tuple[Any, Any]] = {}  # results of resets that were made early
         name = "action_masks"
         if count and first.has_wrapper_attr(name) and callable(first.get_wrapper_attr(name)):
             self._mask_source = "method"
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.
             try:
-                pending_resets[0] = check_parts(first.reset(seed=seeds[0]), "reset", 2)
+                self._pending_resets[0] = check_parts(first.reset(seed=seeds[0]), "reset", 2)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(0), "reset")
-            _, info = pending_resets[0]
+            _, info = self._pending_resets[0]
             self._mask_source = "info" if isinstance(info, Mapping) and MASK in info else None
             self._lacks_mask = self._mask_source is None
         if self._mask_source is not None:
@@ -116,7 +115,6 @@ class GymnasiumEnv(BatchedEnv):
         is_plain = self._to_row is None and self._observation.ndim == 2
         self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
         self._keeps_infos = keeps_infos
-        self._pending_resets = pending_resets
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset."""

@@ -63,12 +63,11 @@ class ProcgenEnv(BatchedEnv):
         self._procgen = import_extra("procgen", extra="procgen")
         games = self._procgen.env.ENV_NAMES
         require_known(env_id, games, "a game of Procgen", f"they are {', '.join(games)}")
-        threads = min(num_threads, len(seeds))
         self._options = options | {
             "distribution_mode": distribution_mode,
             "num_levels": num_levels,
             "start_level": start_level,
-            "num_threads": threads,
+            "num_threads": min(num_threads, len(seeds)),
         }
         self.game = env_id
         super().__init__(
