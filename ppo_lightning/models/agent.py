@@ -106,15 +106,6 @@ class ActorCritic(Actor):
         critic_features = actor_features if self.critic_body is None else self.critic_body(observation)
         return actor_features, critic_features, memory
 
-    def _sequences(self, observation: Tensor, memory: Tensor, is_init: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features of policy and value for sequences [n, T, ...], each [n, T, F]."""
-        assert self.memory is not None
-        flat = observation.flatten(0, 1)
-        features = self.memory(self.actor_body(flat).unflatten(0, is_init.shape), memory, is_init)
-        if self.critic_body is None:
-            return features, features
-        return features, self.critic_body(flat).unflatten(0, is_init.shape)
-
     def act(self, observation: Tensor, noise: Tensor | None = None, memory: Tensor | None = None) -> Any:
         """Choose actions, with the arguments of :meth:`Actor.act`.
 
@@ -159,7 +150,11 @@ class ActorCritic(Actor):
             actor_features, critic_features, _ = self.both_features(observation, None)
         else:
             assert memory is not None and is_init is not None
-            actor_features, critic_features = self._sequences(observation, memory, is_init)
+            flat = observation.flatten(0, 1)
+            features = self.actor_body(flat).unflatten(0, is_init.shape)
+            actor_features = critic_features = self.memory(features, memory, is_init)
+            if self.critic_body is not None:
+                critic_features = self.critic_body(flat).unflatten(0, is_init.shape)
         log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self.allowed(observation))
         value = self.critic(critic_features).squeeze(-1)
         return Evaluation(log_prob, entropy, value, actor_features, critic_features, parameters)
