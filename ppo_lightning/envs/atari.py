@@ -40,9 +40,6 @@ class AtariEnv(BatchedEnv):
         max_episode_frames: Time limit of a game in frames, rounded down to a multiple of ``frame_skip``.
         num_threads: Threads of the backend ``envpool``, see :class:`~ppo_lightning.envs.envpool.EnvPoolEnv`.
 
-    Raises:
-        ConfigError: The game does not exist, an option is out of range, or the backend's package is missing.
-
     Example:
         >>> from ppo_lightning.envs import make_env
         >>> env = make_env("ALE/Pong-v5", num_envs=2, env_kwargs={"frame_stack": 3})

@@ -105,9 +105,6 @@ def make_brax(
         backend: Brax's physics: ``generalized``, ``positional``, ``spring`` or ``mjx``.
         max_episode_steps: Time limit.
         **env_kwargs: Passed to the environment.
-
-    Raises:
-        ConfigError: Brax is not installed.
     """
     env = import_extra("brax.envs", extra="brax").get_environment(task, backend=backend, **env_kwargs)
     return JaxEnv(env, seeds, max_episode_steps)
@@ -123,9 +120,6 @@ def make_playground(
         seeds: One seed per environment.
         max_episode_steps: Time limit. None: the task's own.
         **config: Settings of the task's configuration to override.
-
-    Raises:
-        ConfigError: MuJoCo Playground is not installed.
     """
     try:
         from mujoco_playground import registry

@@ -29,9 +29,6 @@ class ProcgenEnv(BatchedEnv):
         num_threads: Number of Procgen's threads.
         **options: Further options of Procgen, for example ``use_backgrounds``.
 
-    Raises:
-        ConfigError: The game, a level or an option does not exist, or the package ``procgen`` is missing.
-
     Example:
         >>> env = ProcgenEnv("starpilot", [1, 2])
         >>> env.reset_arrays().shape

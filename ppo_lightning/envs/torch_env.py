@@ -88,9 +88,6 @@ class TorchEnv(FunctionalEnv):
         device: Device of the states.
         max_episode_steps: Time limit. None: Gymnasium's.
 
-    Raises:
-        ConfigError: The id is not supported.
-
     Example:
         >>> env = TorchEnv("CartPole-v1", [1, 2, 3])
         >>> env.reset()["observation"].shape

@@ -33,9 +33,6 @@ class ParallelGamesEnv(GameEnv):
         state: Add ``env.state()`` to the observations as the entry ``privileged_state``, which only the
             critic reads.
 
-    Raises:
-        ConfigError: The players have different spaces, the game is turn-based, or it has no state.
-
     Example:
         >>> from ppo_lightning.games.pettingzoo import import_pettingzoo
         >>> make = import_pettingzoo("mpe2.simple_spread_v3").parallel_env

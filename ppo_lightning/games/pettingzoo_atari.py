@@ -38,9 +38,6 @@ class PettingZooAtari(GameEnv):
         max_episode_frames: Time limit of a game in frames, rounded down to a multiple of 4.
         **env_kwargs: Arguments of the game's ``parallel_env``.
 
-    Raises:
-        ConfigError: The game does not exist, an option is out of range, or a package is missing.
-
     Example:
         >>> env = PettingZooAtari("atari/pong_v3", [1, 2, 3, 4])
         >>> env.reset_arrays().shape, env.num_players

@@ -136,7 +136,6 @@ class WorkerEnv(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> Step:
-        """Step in the workers."""
         if self._keeps_infos:
             self.infos.clear()
         requests = {w: ("step_arrays", action[w.rows]) for w in self.workers if w not in self._lost}
