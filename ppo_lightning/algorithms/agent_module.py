@@ -55,6 +55,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
     agent_kind: ClassVar[type[Actor]] = Actor  # what the algorithm trains
     default_num_envs: ClassVar[int] = DEFAULT_NUM_ENVS  # for `data.num_envs`
     default_num_steps: ClassVar[int] = DEFAULT_NUM_STEPS  # for `data.num_steps`
+    splits_sequences: ClassVar[bool] = False  # whether minibatches are whole environments
     agent: Actor
     hparams: AttributeDict
     reward_scaler: RewardScaler | None

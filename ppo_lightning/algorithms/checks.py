@@ -154,10 +154,17 @@ def of_agent(module: Any, data: RolloutDataModule) -> Iterator[str]:
 
 
 def of_memory(module: Any) -> Iterator[str]:
-    """Yield an agent with a memory, for algorithms whose minibatches are single steps."""
-    if module.agent is not None and module.agent.memory is not None:
+    """Yield an agent with a memory if minibatches are single steps, one without if they are sequences."""
+    if module.agent is None:
+        return
+    has_memory = module.agent.memory is not None
+    if has_memory and not module.splits_sequences:
         name = type(module).__name__
         yield f"model.agent has a memory, which {name} cannot train: use ppo_lightning.RecurrentPPO."
+    if module.splits_sequences and not has_memory:
+        yield "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
+    if has_memory and module.fitting and getattr(module.data.env, "turn_based", False):
+        yield "model.agent has a memory, which the players of a turn-based game would share: leave it out."
 
 
 def of_features(module: Any) -> Iterator[str]:
@@ -174,15 +181,6 @@ def of_turns(module: Any) -> Iterator[str]:
         yield f"data.env_id has a game whose players take turns, and {targets}: use ppo_lightning.SelfPlay."
 
 
-def of_updates(module: Any) -> Iterator[str]:
-    """Yield two schedules of the learning rate, and minibatches of one step."""
-    if module.hparams.desired_kl is not None and module.hparams.anneal_lr:
-        yield "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
-    count = 1 if is_left_out(module, "num_minibatches") else module.hparams.num_minibatches
-    if module.data.frames_per_rollout // module.trainer.world_size // count == 1 and module.hparams.norm_adv:
-        yield f"model.num_minibatches = {count} makes minibatches of one step: lower it."
-
-
 def steps_to_split(module: Any) -> int:
     """Return the number of steps, or of sequences, that the number of minibatches must divide."""
     if module.splits_sequences:
@@ -191,33 +189,22 @@ def steps_to_split(module: Any) -> int:
     return module.data.num_steps if module.trainer.world_size > 1 else module.data.frames_per_rollout
 
 
-def of_steps(module: Any) -> Iterator[str]:
-    """Yield numbers of minibatches that do not divide the steps of a rollout."""
+def of_minibatches(module: Any) -> Iterator[str]:
+    """Yield numbers of minibatches that do not fit a rollout, and two schedules of the learning rate."""
     if not module.fitting:
         return
-    count, steps = module.hparams.num_minibatches, steps_to_split(module)
-    if steps % count and not is_left_out(module, "num_minibatches"):  # then a run chooses a divisor
-        names = "data.num_steps" if module.trainer.world_size > 1 else "data.num_envs * data.num_steps"
-        yield f"{names} = {steps} is not divisible by model.num_minibatches = {count}: change one of these."
-    yield from of_updates(module)
-
-
-def of_sequences(module: Any) -> Iterator[str]:
-    """Yield an agent without a memory, and numbers of minibatches that do not divide the sequences."""
-    if module.agent is not None and module.agent.memory is None:
-        yield "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
-    if not module.fitting:
-        return
-    if module.agent is not None and getattr(module.data.env, "turn_based", False):
-        yield "model.agent has a memory, which the players of a turn-based game would share: leave it out."
-    num_envs = steps_to_split(module)
-    count = module.hparams.num_minibatches
-    if num_envs % count and not is_left_out(module, "num_minibatches"):
-        yield (
-            f"data.num_envs gives each rank {num_envs} sequences, which cannot be split into"
-            f" model.num_minibatches = {count}: change one of the two."
-        )
-    yield from of_updates(module)
+    hparams, data, ranks = module.hparams, module.data, module.trainer.world_size
+    # A number that was left out becomes a divisor.
+    count = 1 if is_left_out(module, "num_minibatches") else hparams.num_minibatches
+    if (steps := steps_to_split(module)) % count:
+        names = "data.num_steps" if ranks > 1 else "data.num_envs * data.num_steps"
+        if module.splits_sequences:
+            names = "The number of sequences of a rank, data.num_envs / ranks"
+        yield f"{names} = {steps} is not divisible by model.num_minibatches = {count}: change one of the two."
+    if hparams.desired_kl is not None and hparams.anneal_lr:
+        yield "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
+    if data.frames_per_rollout // ranks // count == 1 and hparams.norm_adv:
+        yield f"model.num_minibatches = {count} makes minibatches of one step: lower it."
 
 
 def of_phases(module: Any) -> Iterator[str]:

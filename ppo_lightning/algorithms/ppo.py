@@ -108,7 +108,6 @@ class PPO(AgentModule):
     agent: ActorCritic
     agent_kind = ActorCritic
     defaults: ClassVar[Mapping[str, Any]] = SHORT_RUNS
-    splits_sequences: ClassVar[bool] = False  # whether minibatches are whole environments
     default_num_envs = 8
 
     def __init__(
@@ -158,7 +157,7 @@ class PPO(AgentModule):
             # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
             for minibatches in self.epoch_minibatches(rollout):
                 metrics += self.update(minibatches)
-                if self.hparams.target_kl and metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                     break
         with profile("log"):
             self.log_rollout(rollout, metrics)
@@ -387,7 +386,7 @@ class PPO(AgentModule):
 
     def refusals(self) -> Iterator[str]:
         """Yield the numbers of minibatches and the agents with which PPO cannot train."""
-        yield from checks.of_steps(self)
+        yield from checks.of_minibatches(self)
         yield from checks.of_memory(self)
 
     @property

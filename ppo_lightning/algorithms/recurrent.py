@@ -1,10 +1,7 @@
 """PPO for agents with a memory after the body: an LSTM or a minGRU."""
 
-from collections.abc import Iterator
-
 from tensordict import TensorDictBase
 
-from ppo_lightning.algorithms import checks
 from ppo_lightning.algorithms.defaults import CLEANRL
 from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
 from ppo_lightning.algorithms.ppo import PPO
@@ -33,10 +30,6 @@ class RecurrentPPO(PPO):
     defaults = CLEANRL
     default_num_envs = DEFAULT_NUM_ENVS
     splits_sequences = True
-
-    def refusals(self) -> Iterator[str]:
-        """Yield the numbers of minibatches and the agents with which RecurrentPPO cannot train."""
-        yield from checks.of_sequences(self)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
         """Return the sequences of the rollout in the order of the minibatches, tensors [N, T, ...].
