@@ -138,10 +138,16 @@ class PPG(PPO):
 
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
-        if len(self.rollouts) >= self.hparams.n_iteration:
-            with evaluating(self.agent):
-                self.store_policy()
-            self.auxiliary_phase()
+        if len(self.rollouts) < self.hparams.n_iteration:
+            return
+        with evaluating(self.agent):
+            self.store_policy()
+        parts = []
+        for _ in range(self.hparams.e_auxiliary):
+            for minibatch in self.auxiliary_minibatches():  # all of them may not fit into memory
+                parts += self.optimize_auxiliary([minibatch])
+        self.rollouts = []
+        self.run_log.log({f"losses/aux/{name}": x for name, x in mean_of(parts).items()}, rare=True)
 
     @torch.no_grad()
     def store_policy(self) -> None:
@@ -153,15 +159,6 @@ class PPG(PPO):
             ]
             for number, tensors in enumerate(zip(*parameters, strict=True)):
                 rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
-
-    def auxiliary_phase(self) -> None:
-        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses and forget the rollouts."""
-        metrics = []
-        for _ in range(self.hparams.e_auxiliary):
-            for minibatch in self.auxiliary_minibatches():  # all of them may not fit into memory
-                metrics += self.optimize_auxiliary([minibatch])
-        self.rollouts = []
-        self.run_log.log({f"losses/aux/{name}": x for name, x in mean_of(metrics).items()}, rare=True)
 
     def auxiliary_minibatches(self) -> Iterator[Minibatch]:
         """Yield all sequences once, in random minibatches of whole sequences, tensors [B, ...].
