@@ -81,19 +81,18 @@ class RolloutCollector(Collector):
     def rollout(self) -> TensorDictBase:
         """Collect one rollout [N, T]."""
         self._is_collecting = True
-        moments = None
-        if self.agent.normalizer is not None:
-            moments = CollectorMoments(self.agent.normalizer, arrays=True)
+        normalizer = self.agent.normalizer
+        self._moments = None if normalizer is None else CollectorMoments(normalizer, arrays=True)
         try:
             with self.precision():
                 torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                self._walk(moments)
+                self._walk()
         finally:
             self._watch.stop()
         steps_before = self.rollouts_done * self.num_steps
         require_finite("reward", self._raw_rewards.T, steps_before, self.shard.first)
-        if moments is not None and not self.deterministic:
-            moments.store()  # only now, when the whole rollout is known to be finite
+        if self._moments is not None and not self.deterministic:
+            self._moments.store()  # only now, when the whole rollout is known to be finite
         self.finish()
         self.rollouts_done += 1
         self._is_collecting = False
@@ -101,7 +100,7 @@ class RolloutCollector(Collector):
         self._infos.add_to(rollout["next"])
         return rollout
 
-    def _walk(self, moments: CollectorMoments | None) -> None:
+    def _walk(self) -> None:
         """Step the environments through a rollout, and write the steps into the storage."""
         env = self.env
         memory = self._memory
@@ -121,7 +120,7 @@ class RolloutCollector(Collector):
         observation = self.observation
         if observation is None:
             with apart:
-                (observation,) = self.normalized(moments, 0, env.reset_arrays())
+                (observation,) = self.normalized(0, env.reset_arrays())
         for t in range(self.num_steps):
             self._watch.step_begins()
             row = observations[t]
@@ -140,12 +139,13 @@ class RolloutCollector(Collector):
                 self._infos.read(t, done)
                 raw = raw.copy()  # the reset may write into it
                 with apart:
-                    fresh = env.reset_arrays(done)[done]
+                    first = env.reset_arrays(done)[done]
+                fresh = None if env.resets_late else first  # otherwise the final observations
                 if memory is not None:
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34
                     memory[done] = 0
-            observation, *begun = self.normalized(moments, t, raw, fresh, done)
+            observation, *begun = self.normalized(t, raw, fresh, done)
             next_observations[t] = observation  # the final one at episode ends: nothing resets itself
             if begun:
                 observation[done] = begun[0]
@@ -157,24 +157,22 @@ class RolloutCollector(Collector):
         return self.env.step_arrays(action)
 
     def normalized(
-        self,
-        moments: CollectorMoments | None,
-        t: int,
-        raw: np.ndarray,
-        fresh: np.ndarray | None = None,
-        done: np.ndarray | None = None,
+        self, t: int, raw: np.ndarray, fresh: np.ndarray | None = None, done: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Check and normalize raw observations [N, ...] and first ones [K, ...] of environments ``done``.
-
-        ``moments`` are updated in place.
-        """
+        """Check and normalize raw observations [N, ...] and first ones [K, ...] of environments ``done``."""
         step = self.rollouts_done * self.num_steps + t
         require_finite("observation", raw, step, self.shard.first)
         batches = [raw]
         if fresh is not None:
             require_finite("observation", fresh, step, self.shard.first, done)
             batches.append(fresh)
-        return batches if moments is None else moments.normalize(batches, not self.deterministic)
+        if self._moments is None:
+            return batches
+        return self._moments.normalize(batches, not self.deterministic, self.counted(t, batches, done))
+
+    def counted(self, t: int, batches: list[np.ndarray], done: np.ndarray | None) -> list[np.ndarray]:
+        """Return which rows of batches enter the statistics, each [B] bool; none: all rows do."""
+        return []
 
     def finish(self) -> None:
         """Complete the storage after the last step: everything that can wait until then."""

@@ -6,7 +6,6 @@ import numpy as np
 from torchrl.data import TensorSpec, Unbounded
 
 from ppo_lightning.envs.batched import Step
-from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.collector import RolloutCollector
 
 
@@ -38,26 +37,16 @@ class WeightedCollector(RolloutCollector):
                 self._memory[self._weight[t] == 0] = 0
         return results
 
-    def normalized(
-        self,
-        moments: CollectorMoments | None,
-        t: int,
-        raw: np.ndarray,
-        fresh: np.ndarray | None = None,
-        done: np.ndarray | None = None,
-    ) -> list[np.ndarray]:
-        """Check and normalize observations, of which those that count enter the statistics."""
-        if self.env.resets_late:  # then `fresh` are the final observations
-            fresh = None
-        if self._weight is None or moments is None:
-            return super().normalized(moments, t, raw, fresh, done)
+    def counted(self, t: int, batches: list[np.ndarray], done: np.ndarray | None) -> list[np.ndarray]:
+        """Return which rows of batches enter the statistics, each [B] bool; none: all rows do."""
+        if self._weight is None:
+            return []
+        raw, *fresh = batches
         # A dead agent repeats the last observation. A step that only resets has a new one.
         counted = [(self._weight[t] > 0) | differ(raw, self._last)]
-        if fresh is not None:
-            counted.append(self.begins(fresh, raw[done]))
+        counted += [self.begins(first, raw[done]) for first in fresh]
         self._last = raw.copy()
-        batches = super().normalized(None, t, raw, fresh, done)
-        return moments.normalize(batches, not self.deterministic, counted)
+        return counted
 
     def begins(self, fresh: np.ndarray, final: np.ndarray) -> np.ndarray:
         """Return where an observation [K, ...] after a reset begins an episode, [K] bool."""
