@@ -201,12 +201,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
         if self.fitting and results:  # none of an evaluation that was cut short
             self.progress.evaluated(results)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
-        self.log_dict(
-            results,
-            batch_size=1,
-            sync_dist=True,
-            sync_dist_group=collectives.cpu_group(),
-        )
+        self.log_dict(results, batch_size=1, sync_dist=True, sync_dist_group=collectives.cpu_group())
 
     def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics as :meth:`validation_step`."""

@@ -67,6 +67,7 @@ class PPG(PPO):
 
     defaults = CLEANRL
     default_num_envs = DEFAULT_NUM_ENVS
+    steps_per_rollout = None  # an iteration with an auxiliary phase has more optimizer steps
 
     def __init__(
         self,
@@ -202,11 +203,6 @@ class PPG(PPO):
         """Release compiled graphs."""
         super().release()
         self.optimize_auxiliary = EagerUpdate(self, self.auxiliary_loss)
-
-    @property
-    def steps_per_rollout(self) -> int | None:
-        """None: an iteration with an auxiliary phase has more optimizer steps."""
-        return None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add, on rank 0, the rollouts of all ranks. This is a collective."""

@@ -201,12 +201,7 @@ class RND(PPO):
 
 
 def endless_gae(
-    reward: Tensor,
-    value: Tensor,
-    last_value: Tensor,
-    gamma: float,
-    gae_lambda: float,
-    weight: Tensor | None = None,
+    reward: Tensor, value: Tensor, last_value: Tensor, gamma: float, gae_lambda: float, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and value targets of a stream of rewards that does not end with the episode.
 

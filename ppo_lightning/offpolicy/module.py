@@ -75,6 +75,7 @@ class OffPolicyModule(AgentModule):
     adam_eps = 1e-8
     default_num_envs = 1  # as in CleanRL
     default_num_steps = 10  # the policy acts with weights that are at most one batch old
+    steps_per_rollout = 1  # `trainer.global_step` counts batches
     longest_start = 25_000  # default of `learning_starts` in long runs
     agent: Any
     critics: Critics  # of algorithms for continuous actions
@@ -360,11 +361,6 @@ class OffPolicyModule(AgentModule):
             if not self.due(self.env_steps, self.data.plan.num_frames):
                 raise ConfigError(f"{problem}, and the run ends before: raise data.total_timesteps.")
             rank_zero_warn(f"{problem} (model.save_buffer saves it).")
-
-    @property
-    def steps_per_rollout(self) -> int:
-        """Return 1: ``trainer.global_step`` counts batches."""
-        return 1
 
     @property
     def minibatch_size(self) -> int:

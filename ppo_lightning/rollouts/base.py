@@ -20,8 +20,6 @@ from ppo_lightning.rollouts.infos import EpisodeInfos
 from ppo_lightning.utils.seeding import Shard, user_modes
 from ppo_lightning.utils.watch import StepWatch
 
-Precision = Callable[[], AbstractContextManager]
-
 
 class Collector(BaseCollector):
     """Collector of rollouts [N, T] under TorchRL's collector interface.
@@ -54,7 +52,7 @@ class Collector(BaseCollector):
         shard: Shard | None = None,
         deterministic: bool = False,
         reward_scaler: RewardScaler | None = None,
-        precision: Precision = nullcontext,
+        precision: Callable[[], AbstractContextManager] = nullcontext,
         step_timeout: float | None = None,
     ) -> None:
         super().__init__()
