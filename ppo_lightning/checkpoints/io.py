@@ -86,7 +86,6 @@ class RunCheckpointIO(CheckpointIO):
     def __init__(self, plugin: CheckpointIO, trainer: Trainer) -> None:
         self.plugin = plugin
         self.trainer = trainer
-        self._former: Path | None = None  # replay buffer from which the run resumed
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -103,17 +102,10 @@ class RunCheckpointIO(CheckpointIO):
         else:
             checkpoint = complete(checkpoint, self.trainer.lightning_module)
         self.plugin.save_checkpoint(checkpoint, path, storage_options)
-        if isinstance(checkpoint.get(BESIDE), str):
-            if self._former is not None and self._former.exists():
-                say(f"{self._former} may be removed: a newer replay buffer is written.")
-            self._former = None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a checkpoint with the other plugin."""
-        checkpoint = self.plugin.load_checkpoint(path, *args, **kwargs)
-        if isinstance(checkpoint.get(BESIDE), str):
-            self._former = user_path(path).resolve().with_name(checkpoint[BESIDE])
-        return checkpoint
+        return self.plugin.load_checkpoint(path, *args, **kwargs)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a checkpoint with the other plugin."""

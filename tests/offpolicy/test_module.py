@@ -3,7 +3,6 @@
 import functools
 import math
 import pickle
-import re
 import shutil
 import warnings
 
@@ -89,9 +88,7 @@ def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys, tm
     options = {"ckpt_path": folder / "first.ckpt", "callbacks": [SaveAfter(tmp_path / "later.ckpt", 6)]}
     resumed = fit(data, model, ppo=algorithm, **options)
     require_same(whole, resumed)
-    said = capsys.readouterr()
-    assert "refill" not in said.err
-    assert re.search(r"first\.\d+\.replay may be removed", said.out)
+    assert "refill" not in capsys.readouterr().err
     assert len(resumed.buffer) == len(whole.buffer) > 0
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
 
