@@ -136,8 +136,6 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
-        if not private.has_trainer(self):
-            return
         use_checked_files(self.trainer)  # no run goes on without this hook
         if self.trainer.state.fn == TrainerFn.PREDICTING:
             return

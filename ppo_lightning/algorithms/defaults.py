@@ -66,9 +66,7 @@ def settle(module: Any, defaults: Mapping[str, Any]) -> None:
 def settle_by_run(module: Any) -> None:
     """Give hyperparameters the values for a run, and the agent its own before it exists."""
     is_new = module.agent is None
-    if not private.has_trainer(module) or not (is_new or module.fitting):
-        return
-    if module.trainer.state.fn == TrainerFn.PREDICTING:
+    if module.trainer.state.fn == TrainerFn.PREDICTING or not (is_new or module.fitting):
         return
     with torch.device("cpu"):
         observation_spec = module.data.specs.observation

@@ -46,11 +46,7 @@ def gae(
 
 
 def before_uncounted(weight: Tensor) -> Tensor:
-    """Return where the weight of the next step is 0, which ends the flow of advantages, [N, T] bool.
-
-    Args:
-        weight: Weight of each step, [N, T].
-    """
+    """Return where the weight [N, T] of the next step is 0, which ends the flow of advantages, bool."""
     return functional.pad(weight[:, 1:] == 0, (0, 1))
 
 

@@ -202,16 +202,12 @@ class CompiledUpdate:
         return dict(zip(metrics, sums, strict=True))
 
     def _averaged(self, grads: Tensors) -> Tensors:
-        """Return gradients averaged over the ranks."""
-        return grads
+        return grads  # of one rank
 
     def _rates(self, count: int, done: list[float]) -> Tensor:
-        """Count steps of Adam, and return step size and correction of the second moment.
+        """Count Adam's steps; return step size and correction of the second moment, [count, 2, len(done)].
 
         A graph would compute them anew for each element of the parameters.
-
-        Returns:
-            Tensor [count, 2, length of ``done``].
         """
         beta1, beta2, _ = self._constants
         lr = float(self._optimizer.param_groups[0]["lr"])

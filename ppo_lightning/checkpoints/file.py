@@ -171,9 +171,8 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
             require_intact(file)
             # A buffer may take most of the memory: each rank copies its own.
             state = torch.load(file, "cpu", weights_only=True, mmap=True)
-            if not isinstance(state["buffers"], list) or state.get(PAIR, _pair(checkpoint)) != _pair(
-                checkpoint
-            ):
+            pair = _pair(checkpoint)
+            if not isinstance(state["buffers"], list) or state.get(PAIR, pair) != pair:
                 raise LookupError
         except Exception as error:  # a damaged file may raise anything
             reasons = {FileNotFoundError: "is missing", LookupError: "belongs to another checkpoint"}

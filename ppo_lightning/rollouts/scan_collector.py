@@ -28,10 +28,8 @@ class ScanCollector(TensorCollector):
     compiled for one step, and its guards are paid once a rollout. There is no transfer between devices and no
     synchronization within a rollout.
 
-    Args:
-        *args: As for :class:`TensorCollector`.
-        compile: Compile the scan, if the agent's memory can be compiled.
-        **kwargs: As for :class:`TensorCollector`.
+    The arguments are those of :class:`TensorCollector`, and ``compile``: compile the scan, if the agent's
+    memory can be compiled.
     """
 
     env: TensorEnv

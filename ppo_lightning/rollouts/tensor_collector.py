@@ -35,10 +35,8 @@ class TensorCollector(Collector):
     environment may compute the next state from them. The rollout stores normalized observations and drawn
     actions.
 
-    Args:
-        *args: As for :class:`~ppo_lightning.rollouts.base.Collector`. The environment's own computations are
-            outside of ``precision``.
-        **kwargs: As for :class:`~ppo_lightning.rollouts.base.Collector`.
+    The arguments are those of :class:`~ppo_lightning.rollouts.base.Collector`. The environment's own
+    computations are outside of ``precision``.
 
     Example:
         >>> from torchrl.envs import GymEnv, SerialEnv
