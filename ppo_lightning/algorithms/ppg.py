@@ -24,7 +24,6 @@ from ppo_lightning.algorithms.minibatches import (
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.heads import Float32Linear
@@ -214,15 +213,11 @@ class PPG(PPO):
         checkpoint["auxiliary"] = {"rollouts": rollouts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the rollouts of the running phase, to resume a run."""
+        """Restore the rollouts of the running phase, if a resumed run has rollouts of their size."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
-            rows, saved = self.data.shard.rows, checkpoint["auxiliary"]["rollouts"]
-            sizes = [tuple(part["value_target"].shape[:2]) for part in saved]
-            size = self.data.num_envs, self.data.num_steps
-            if len(saved) >= self.hparams.n_iteration or sizes != [size] * len(saved):
-                rollouts = f"of (data.num_envs, data.num_steps) = {sizes[0]}"
-                raise ConfigError(
-                    f"ckpt_path has {len(saved)} rollouts of a phase, {rollouts}: keep these and n_iteration."
-                )
+            rows, size = self.data.shard.rows, (self.data.num_envs, self.data.num_steps)
+            saved = [x for x in checkpoint["auxiliary"]["rollouts"] if x["value_target"].shape[:2] == size]
+            # The next rollout completes the phase, if its number of rollouts is lower now.
+            saved = saved[: self.hparams.n_iteration - 1]
             self.rollouts = [{key: x[rows].clone() for key, x in part.items()} for part in saved]

@@ -284,11 +284,11 @@ def test_a_phase_resumes_with_rollouts_of_its_size_only(fit, tmp_path):
     path = tmp_path / "2.ckpt"
     fit(DATA, MODEL, ppo=PPG, callbacks=[SaveAfter(path, 2)])
     sizes = {"num_envs": 2, "num_steps": 32}
-    for data, model in ((sizes, {}), ({}, {"n_iteration": 2})):
-        with pytest.raises(ConfigError, match=r"has 2 rollouts of a phase, .* = \(4, 16\): keep"):
-            fit(DATA | data, MODEL | model, ppo=PPG, ckpt_path=path)
-    longer = fit(DATA, MODEL | {"n_iteration": 4}, ppo=Traced, ckpt_path=path)
-    assert [phase for phase, *_ in longer.updates].count("auxiliary") == 2 * 4 * 4 // 2
+    # Phases, and sequences of each: the rollouts of other sizes, or too many of them, are left out.
+    for data, n_iteration, phases, sequences in ((sizes, 3, 1, 6), ({}, 2, 3, 8), ({}, 4, 1, 16)):
+        resumed = fit(DATA | data, MODEL | {"n_iteration": n_iteration}, ppo=Traced, ckpt_path=path)
+        updates = [phase for phase, *_ in resumed.updates].count("auxiliary")
+        assert updates == phases * 2 * sequences // 2
 
 
 @pytest.mark.integration
