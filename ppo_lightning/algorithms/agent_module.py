@@ -24,7 +24,7 @@ from ppo_lightning.checkpoints.io import use_checked_files
 from ppo_lightning.checkpoints.settings import module_from_checkpoint
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.export.pretrained import Pretrained
+from ppo_lightning.export.pretrained import Pretrained, require_trained
 from ppo_lightning.models.actor import Actor, evaluating
 from ppo_lightning.models.makers import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
@@ -234,11 +234,7 @@ class AgentModule(NamedArguments, Pretrained, L.LightningModule):  # type: ignor
             ConfigError: There is no trained agent, or the observation has other entries, another shape or
                 another type than in training, or is non-finite.
         """
-        if self.agent is None:
-            raise ConfigError(
-                "predict needs a trained agent: give ckpt_path, or use"
-                f" {type(self).__name__}.load_from_checkpoint(path)."
-            )
+        require_trained(self)
         if self._predictor is None or self._predictor.recipe is not self.recipe:
             self._predictor = Predictor(self.recipe)
         with evaluating(self.agent):

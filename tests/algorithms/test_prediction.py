@@ -245,5 +245,5 @@ def test_entries_of_the_critic_may_be_missing():
 
 
 def test_predict_needs_an_agent():
-    with pytest.raises(ConfigError, match="predict needs a trained agent"):
+    with pytest.raises(ConfigError, match="There is no trained agent"):
         PPO().predict(np.zeros(4))
