@@ -184,15 +184,10 @@ class PPO(AgentModule):
             memory = following["memory"][boundary] if self.agent.memory is not None else None
             with torch.no_grad():
                 next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
+        reward, gamma = following["reward"].squeeze(-1), self.discount(rollout)
         # detail 5
         advantage, value_target = losses.gae(
-            following["reward"].squeeze(-1),
-            value,
-            next_value,
-            terminated,
-            done,
-            self.discount(rollout),
-            self.hparams.gae_lambda,
+            reward, value, next_value, terminated, done, gamma, self.hparams.gae_lambda
         )
         rollout["advantage"] = advantage.unsqueeze(-1)
         rollout["value_target"] = value_target.unsqueeze(-1)

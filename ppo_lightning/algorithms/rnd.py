@@ -308,7 +308,7 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
         parameter.data.zero_()
     shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
     env = data.factory.make(shard.count, shard.seed, shard.first)
-    precision, timeout = data.trainer.precision_plugin.forward_context, data.step_timeout
+    precision, timeout = data.trainer.precision_plugin.forward_context, data.factory.step_timeout
     try:
         options: Any = {"shard": shard, "precision": precision, "step_timeout": timeout}
         yield from make_collector(env, agent, data.num_steps, count, **options).iterator()

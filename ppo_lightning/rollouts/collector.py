@@ -184,12 +184,9 @@ class RolloutCollector(Collector):
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         rewards = self.env.learning_reward(self._raw_rewards)
         if self.reward_scaler is not None:
-            rewards = self.reward_scaler.scale(
-                torch.from_numpy(rewards),
-                torch.from_numpy(done),
-                torch.from_numpy(self._sums["discounted"]),
-                None if self._weight is None else torch.from_numpy(self._weight),
-            ).numpy()
+            arrays = (rewards, done, self._sums["discounted"], self._weight)
+            tensors: Any = [None if array is None else torch.from_numpy(array) for array in arrays]
+            rewards = self.reward_scaler.scale(*tensors).numpy()
         store["next", "reward"][..., 0] = rewards
         if not self._evaluated:
             with self.precision():

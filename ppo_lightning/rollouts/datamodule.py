@@ -125,7 +125,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         )
         self.backend = backend
         self.total_timesteps = total_timesteps
-        self.step_timeout = step_timeout
         self.overlap = overlap
         self.progress = Progress()  # that of the module, from the first stage on
         self._rollouts_per_epoch = rollouts_per_epoch
@@ -180,15 +179,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @property
     def plan(self) -> Plan:
         """Numbers of the run that follow from the settings, which a second fit may change."""
-        episodes = self.hparams["eval_episodes"]
-        return Plan(
-            self.num_envs,
-            self.num_steps,
-            self.total_timesteps,
-            self._rollouts_per_epoch,
-            episodes,
-            self._time_limit,
-        )
+        sizes = self.num_envs, self.num_steps, self.total_timesteps
+        return Plan(*sizes, self._rollouts_per_epoch, self.hparams["eval_episodes"], self._time_limit)
 
     @property
     def num_rollouts(self) -> int:
@@ -268,7 +260,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 shard=self.shard,
                 reward_scaler=reward_scaler,
                 precision=self.trainer.precision_plugin.forward_context,
-                step_timeout=self.step_timeout,
+                step_timeout=self.factory.step_timeout,
             )
             self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
             if self.trainer.ckpt_path is not None:
@@ -332,8 +324,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         mine = np.array_split(np.arange(episodes), self.trainer.world_size)[self.trainer.global_rank]
         shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), episodes)
         agent = self.trainer.lightning_module.agent
-        profiler = self.trainer.profiler
-        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, profiler, self.wait)
+        return EvaluationLoader(self.factory, agent, shard, self.trainer.profiler, self.wait)
 
     test_dataloader = val_dataloader
 

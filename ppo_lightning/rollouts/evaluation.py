@@ -123,7 +123,6 @@ class EvaluationLoader:
     factory: EnvFactory
     agent: Actor
     shard: Shard  # the episodes of this rank, one in each environment
-    step_timeout: float | None = None
     profiler: Profiler = field(default_factory=PassThroughProfiler)  # records `evaluate`
     wait: Callable[[], None] = lambda: None
 
@@ -151,7 +150,7 @@ class EvaluationLoader:
             raise
         try:
             with self.profiler.profile("evaluate"):
-                return evaluate(self.agent, env, step_timeout=self.step_timeout)
+                return evaluate(self.agent, env, step_timeout=self.factory.step_timeout)
         finally:
             if not env.is_closed:
                 env.close()

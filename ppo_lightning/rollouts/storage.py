@@ -32,10 +32,7 @@ def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_s
     following = {
         "observation": empty(observation.dtype, *observation.shape),
         "reward": empty(torch.float32, 1),
-        "terminated": empty(torch.bool, 1),
-        "truncated": empty(torch.bool, 1),
-        "done": empty(torch.bool, 1),
-        "episode_done": empty(torch.bool, 1),
+        **{key: empty(torch.bool, 1) for key in ("terminated", "truncated", "done", "episode_done")},
         "episode_reward": empty(torch.float32, 1),
         "step_count": empty(torch.int64, 1),
     }
