@@ -46,7 +46,7 @@ def gae(
 
 
 def before_uncounted(weight: Tensor) -> Tensor:
-    """Return where the weight [N, T] of the next step is 0, which ends the flow of advantages, bool."""
+    """Return where the next step's weight [N, T] is 0, which ends the flow of advantages, [N, T] bool."""
     return functional.pad(weight[:, 1:] == 0, (0, 1))
 
 

@@ -83,7 +83,9 @@ class OverlappedCollector:
             self._pending = self._thread.submit(self._collect)
         while (rollout := self._pending.result()) is not None:
             self.observation = copy.copy(self.collector.observation)
-            self._hand_over()
+            for learned, collected in self._moments:
+                learned.load_state_dict(collected.state_dict())
+            self.collector.agent.load_state_dict(self._learner.state_dict())
             self._pending = self._thread.submit(self._collect)
             if is_first:
                 self._pending.result()  # other ranks wait for a rollout that failed: no update comes first
@@ -97,12 +99,6 @@ class OverlappedCollector:
         self._before = self.collector.state_dict()
         rollout = next(self._rollouts, None)
         return None if rollout is None else rollout.clone()  # the collector reuses its storage
-
-    def _hand_over(self) -> None:
-        """Give the module its statistics, and the thread the weights for the next rollout."""
-        for learned, collected in self._moments:
-            learned.load_state_dict(collected.state_dict())
-        self.collector.agent.load_state_dict(self._learner.state_dict())
 
     def wait(self) -> None:
         """Wait until the thread is idle."""
