@@ -98,8 +98,7 @@ class PPG(PPO):
         if self.hparams.norm_adv:
             advantage, weight = rollout["advantage"], rollout.get("weight", None)
             flat, weights = advantage.reshape(1, -1), None if weight is None else weight.reshape(1, -1)
-            pooled = over_ranks(flat, weights)
-            normalized = losses.normalize(flat, weights, pooled, self.hparams.adv_eps)
+            normalized = losses.normalize(flat, weights, over_ranks(flat, weights), self.hparams.adv_eps)
             rollout["advantage"] = normalized.view_as(advantage)
         keys = with_weight(rollout, STORED)
         self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})

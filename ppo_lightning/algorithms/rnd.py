@@ -3,6 +3,7 @@
 Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv:1810.12894.
 """
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -307,10 +308,7 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
     for parameter in agent.head.parameters():
         parameter.data.zero_()
     shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
-    env = data.factory.make(shard.count, shard.seed, shard.first)
     precision, timeout = data.trainer.precision_plugin.forward_context, data.factory.step_timeout
-    try:
-        options: Any = {"shard": shard, "precision": precision, "step_timeout": timeout}
+    options: Any = {"shard": shard, "precision": precision, "step_timeout": timeout}
+    with contextlib.closing(data.factory.make(shard.count, shard.seed, shard.first)) as env:
         yield from make_collector(env, agent, data.num_steps, count, **options).iterator()
-    finally:
-        env.close()

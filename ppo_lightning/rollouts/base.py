@@ -68,8 +68,7 @@ class Collector(BaseCollector):
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self.rollouts_done = 0
         self._watch = StepWatch(step_timeout)
-        self.observation: Any = None  # normalized, of the running episodes
-        self._is_collecting = False  # also after a failure: a checkpoint then has no running episodes
+        self.observation: Any = None  # normalized, of the running episodes; None: they are unknown
         self._memory: Any = agent.initial_memory(self.shard.count)
         self._infos = EpisodeInfos(env)
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
@@ -110,7 +109,7 @@ class Collector(BaseCollector):
 
     def state_dict(self) -> OrderedDict:
         """Return copies: the number of rollouts, and the N ``running`` episodes, none if they are unknown."""
-        states = [] if self.observation is None or self._is_collecting else self._states()
+        states = [] if self.observation is None else self._states()
         sums = {name: values.tolist() for name, values in self._sums.items()}
         running = [state | {name: sums[name][i] for name in sums} for i, state in enumerate(states)]
         return OrderedDict(rollouts=self.rollouts_done, running=running)

@@ -80,13 +80,12 @@ class RolloutCollector(Collector):
 
     def rollout(self) -> TensorDictBase:
         """Collect one rollout [N, T]."""
-        self._is_collecting = True
         normalizer = self.agent.normalizer
         self._moments = None if normalizer is None else CollectorMoments(normalizer, arrays=True)
         try:
             with self.precision():
                 torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                self._walk()
+                observation = self._walk()
         finally:
             self._watch.stop()
         steps_before = self.rollouts_done * self.num_steps
@@ -95,13 +94,13 @@ class RolloutCollector(Collector):
             self._moments.store()  # only now, when the whole rollout is known to be finite
         self.finish()
         self.rollouts_done += 1
-        self._is_collecting = False
+        self.observation = observation
         rollout = self._rollout.copy()  # keys that are added do not stay
         self._infos.add_to(rollout["next"])
         return rollout
 
-    def _walk(self) -> None:
-        """Step the environments through a rollout, and write the steps into the storage."""
+    def _walk(self) -> np.ndarray:
+        """Step the environments, write the steps into the storage, and return the last observations."""
         env = self.env
         memory = self._memory
         store = self._store
@@ -117,7 +116,7 @@ class RolloutCollector(Collector):
         if memory is not None:
             store["memory"][0] = memory
         # detail 1
-        observation = self.observation
+        observation, self.observation = self.observation, None  # unknown, if a step fails
         if observation is None:
             with apart:
                 (observation,) = self.normalized(0, env.reset_arrays())
@@ -149,8 +148,8 @@ class RolloutCollector(Collector):
             next_observations[t] = observation  # the final one at episode ends: nothing resets itself
             if begun:
                 observation[done] = begun[0]
-        self.observation = observation
         self._evaluated = len(outputs) == len(targets)
+        return observation
 
     def step(self, t: int, action: np.ndarray) -> Step:
         """Step the environments at step t of the rollout, see :meth:`BatchedEnv.step_arrays`."""
