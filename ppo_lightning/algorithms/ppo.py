@@ -157,7 +157,7 @@ class PPO(AgentModule):
             # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
             for minibatches in self.epoch_minibatches(rollout):
                 metrics += self.update(minibatches)
-                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                if self.hparams.target_kl and metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                     break
         with profile("log"):
             self.log_rollout(rollout, metrics)
