@@ -122,9 +122,9 @@ class Collector(BaseCollector):
             for name, sums in self._sums.items():
                 sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
-    def shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """Close the environments. The arguments of TorchRL's collectors have no effect."""
-        if not self.env.is_closed:
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, **kwargs: Any) -> None:
+        """Close the environments. Other arguments of TorchRL's collectors have no effect."""
+        if close_env and not self.env.is_closed:
             self.env.close()
 
     def _states(self) -> list[Row]:
