@@ -38,16 +38,7 @@ from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, 
 from ppo_lightning.checkpoints.run import require_same_run
 from ppo_lightning.commands.arguments import Arguments
 from ppo_lightning.commands.checkpoint_settings import add_checkpoint_settings
-from ppo_lightning.commands.options import (
-    DEFAULT_NAME,
-    DESCRIPTIONS,
-    FLAGS,
-    MODULES,
-    NAME,
-    NUM_THREADS,
-    SETTINGS,
-    TRAINER_DEFAULTS,
-)
+from ppo_lightning.commands.options import DEFAULT_NAME, DESCRIPTIONS, MODULES, TRAINER_DEFAULTS
 from ppo_lightning.commands.recipes import bundled_name, bundled_recipes, bundled_tasks
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import Actor, MLPAgent
@@ -114,10 +105,12 @@ class PPOCLI(LightningCLI):
             maker = self.model_class().make_agent  # type: ignore[misc]
             agent = getattr(maker, "func", maker)  # C51 completes its agent
             parser.add_class_arguments(agent, "model.agent", skip={"observation_spec", "action_spec"})
-        for flag, text in FLAGS.items():
-            parser.add_argument(flag, action="store_true", help=text)
-        parser.add_argument(NAME, type=str | None, default=None, help=SETTINGS[NAME])
-        parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
+        resume = "fit: resume from the newest intact checkpoint, if any"
+        name = "name of the run in the default loggers (default: that of the recipe, or of the algorithm)"
+        threads = "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)"
+        parser.add_argument("--auto_resume", action="store_true", help=resume)
+        parser.add_argument("--name", type=str | None, default=None, help=name)
+        parser.add_argument("--num_threads", type=int | None, default=None, help=threads)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse a seed that NumPy does not accept."""
@@ -309,8 +302,8 @@ def _explain_unknown(name: str) -> str:
 @functools.cache
 def known_options() -> dict[str, str]:
     """Return the options by name, and how messages show them: with the class, unless it is the default."""
-    flags = ("config", "print_config", "seed_everything", "ckpt_path", "model", "data", "trainer")
-    known = {name.lstrip("-"): name.lstrip("-") for name in (*flags, *FLAGS, *SETTINGS)}
+    flags = "config print_config seed_everything ckpt_path model data trainer auto_resume name num_threads"
+    known = {name: name for name in flags.split()}
     packages = (ppo_lightning, importlib.import_module("ppo_lightning.offpolicy"))
     ours = [getattr(package, name) for package in packages for name in package.__all__]
     for group, default, base in (

@@ -34,14 +34,6 @@ MODULES = {  # of the commands that are not Lightning's
     for room, commands in (("commands", OTHER_COMMANDS), ("experiments", EXPERIMENTS))
     for command in commands
 }
-FLAGS = {  # flags beside those of Lightning
-    "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
-}
-NAME, NUM_THREADS = "--name", "--num_threads"
-SETTINGS = {  # of the command line beside Lightning's own
-    NAME: "name of the run in the default loggers (default: that of the recipe's file, or of the algorithm)",
-    NUM_THREADS: "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)",
-}
 DEFAULT_NAME = "{name}"  # in the default loggers, in the place of the name of the run
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
