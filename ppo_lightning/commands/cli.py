@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import functools
 import importlib
 import inspect
@@ -11,7 +10,6 @@ import logging
 import os
 import pkgutil
 import re
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -235,11 +233,8 @@ def _recipe_name(configs: Sequence[Any] | None) -> str:
 def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # On a full disk, creating the TensorBoard file would end the run with a traceback.
-        if shutil.disk_usage(folder).free < FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(FREE_BYTES))  # on a full disk, TensorBoard would end the run with a traceback
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 

@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -300,7 +300,7 @@ def test_another_agent_has_its_own_defaults(output_of):
 
 def test_a_full_disk_ends_in_one_sentence_before_training(refusal_of, monkeypatch):
     """Without the check, TensorBoard's writer would end the run with a traceback."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", 0))
     sentence = refusal_of("fit", "--config", CARTPOLE)
     assert re.search(r"The folder of the run, \S+, cannot be written: No space left on device\.", sentence)
 
