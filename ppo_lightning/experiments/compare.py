@@ -33,16 +33,9 @@ def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
-    """Compare the returns of two benchmarks, recipe by recipe or environment by environment.
-
-    Returns:
-        A table in Markdown and the exit code, which ``--help`` explains.
-
-    Raises:
-        ConfigError: A file cannot be read, a return is non-finite, or the benchmarks share no recipe.
-    """
-    first = read_runs(before, by)
-    second = read_runs(after, by)
+    """Return a table in Markdown that compares two benchmarks, and the exit code, see ``--help``."""
+    first, tasks = read_runs(before, by)
+    second, new_tasks = read_runs(after, by)
     shared = first.keys() & second.keys()
     if not shared:
         raise ConfigError(f"{before} and {after} share no {by}: compare the same ones, or use --by env_id.")
@@ -50,7 +43,6 @@ def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
     needed = next(count for count in range(2, 1000) if 1 / math.comb(2 * count, count) <= alpha)
     lines = [f"| {by} | runs | before | after | difference [95 %] | p | |", "|---|---|---|---|---|---|---|"]
     notes = [f"Only in {after}: {label}." for label in second if label not in first]
-    tasks, new_tasks = read_tasks(before, by), read_tasks(after, by)
     notes += [
         f"{label} is not the same task: {tasks[label]} before, {new_tasks[label]} after."
         for label in sorted(shared)
@@ -89,29 +81,23 @@ def format_difference(before: Sequence[float], after: Sequence[float]) -> str:
     return change if math.isnan(low) else f"{change} [{low:+{spec}}, {high:+{spec}}]"
 
 
-def read_runs(path: Path, by: str = "recipe") -> Runs:
-    """Read the returns of a benchmark, or its ``runs.csv``, by recipe or environment, and seed."""
-    runs: Runs = {}
+def read_runs(path: Path, by: str) -> tuple[Runs, dict[str, str]]:
+    """Read the returns and tasks of a benchmark, or its ``runs.csv``, by recipe or environment."""
+    runs: Runs = defaultdict(dict)
+    tasks: dict[str, set[str]] = defaultdict(set)
     try:
-        rows = [(row[by], row["seed"], float(row["episodic_return"])) for row in read_csv(path)]
+        rows = [(row[by], row["seed"], float(row["episodic_return"]), row) for row in read_csv(path)]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path} needs the columns {by}, seed and episodic_return: {error}.") from error
-    for line, (label, seed, value) in enumerate(rows, start=2):
+    for line, (label, seed, value, row) in enumerate(rows, start=2):
         place = f"{path}, line {line} ({by} {label}, seed {seed})"
         if not math.isfinite(value):
             raise ConfigError(f"{place}: the return is {value}; train this run until an episode ends.")
-        if seed in runs.setdefault(label, {}):
+        if seed in runs[label]:
             raise ConfigError(f"{place}: an earlier line has the same {by} and seed; keep one of them.")
         runs[label][seed] = value
-    return runs
-
-
-def read_tasks(path: Path, by: str) -> dict[str, str]:
-    """Return environments and numbers of steps of the runs of each recipe or environment."""
-    tasks: dict[str, set[str]] = defaultdict(set)
-    for row in read_csv(path):
-        tasks[row[by]].add(f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}")
-    return {label: " and ".join(sorted(found)) for label, found in tasks.items()}
+        tasks[label].add(f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}")
+    return runs, {label: " and ".join(sorted(found)) for label, found in tasks.items()}
 
 
 def main(args: Sequence[str]) -> None:
