@@ -59,9 +59,7 @@ class Doctor(L.Callback):
         self._first_entropy = math.nan
         self._iterations = 0
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: Learner, batch: TensorDictBase, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Learner, batch: Any, *args: Any) -> None:
         """Check the run before the update and print new findings."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
             return
@@ -77,9 +75,7 @@ class Doctor(L.Callback):
                         self.findings[symptom] = finding
                         say(f"doctor, after {pl_module.env_steps} environment steps: {symptom}: {finding}")
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Record the metrics of the iteration."""
         self._iterations += 1
         for name, value in trainer.callback_metrics.items():

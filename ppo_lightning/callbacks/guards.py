@@ -53,9 +53,7 @@ class RolloutGuard(QuietCallback):
     every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
     _rounding_known = False
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: Learner, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Learner, batch: Any, *args: Any) -> None:
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
         # A game may start from one position.

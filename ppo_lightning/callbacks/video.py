@@ -46,9 +46,7 @@ class CaptureVideo(L.Callback):
                 agent, factory = pl_module.agent, pl_module.data.factory
                 record_video(agent, factory, Path(folder, "a.mp4"), overlay=True, max_frames=1)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every:
             return

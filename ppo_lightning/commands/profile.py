@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import lightning as L
 import torch
-from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from lightning.pytorch.profilers import SimpleProfiler
 
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands.arguments import Arguments
@@ -26,13 +26,16 @@ GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
 class StageProfiler(SimpleProfiler):
-    """Lightning's profiler, which waits for the GPU at the end of a stage."""
+    """Lightning's profiler, which waits for the GPU at the end of a stage, and prints no report."""
 
     def stop(self, action_name: str) -> None:
         """Stop the clock of a stage."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         super().stop(action_name)
+
+    def describe(self) -> None:
+        """Print nothing."""
 
 
 class StageClock(L.Callback):
@@ -65,9 +68,7 @@ class StageClock(L.Callback):
         self._profiler.recorded_durations.clear()
         self._started = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Begin the measurement after the warm-up, and end the run after it."""
         self._iterations += 1
         data = pl_module.data
@@ -99,10 +100,6 @@ class StageClock(L.Callback):
             return value
 
         return call
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Keep Lightning from printing a report of its own."""
-        trainer.profiler = PassThroughProfiler()
 
 
 def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
