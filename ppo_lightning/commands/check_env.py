@@ -31,15 +31,13 @@ def main(args: Sequence[str]) -> None:
     data = RolloutDataModule(options.env_id, options.backend, options.num_envs, 1, env_kwargs=env_kwargs)
     findings, rollout = check_environment(data.factory, options.num_envs, options.steps, options.seconds)
     print(f"{options.env_id}, backend {options.backend}: {_describe(rollout)}")
-    try:
-        agent = DefaultAgent(*data.factory.specs())
-        words = type(agent).__name__, agent.reads, str(agent.entries or "")
-        print(f"default agent: {', '.join(filter(None, words))}")
-    except ConfigError as error:
-        findings.append(Finding("error", "agent", str(error), "A run needs an agent of your own."))
-    except Exception:
-        if rollout is not None:  # otherwise a finding says it
-            raise
+    if rollout is not None:
+        try:
+            agent = DefaultAgent(*data.factory.specs())
+            words = type(agent).__name__, agent.reads, str(agent.entries or "")
+            print(f"default agent: {', '.join(filter(None, words))}")
+        except ConfigError as error:
+            findings.append(Finding("error", "agent", str(error), "A run needs an agent of your own."))
     for finding in findings:
         print(f"\n{finding.severity}: {finding.what}\n    {finding.remedy} [{finding.check}]")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
