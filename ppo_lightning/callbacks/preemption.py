@@ -22,22 +22,11 @@ EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM
 
 
 class Preemption(QuietCallback):
-    """Callback that saves a checkpoint and ends the run after a signal.
+    """Callback that saves a checkpoint and ends the run after SIGTERM, SIGINT, or SIGUSR1 under SLURM.
 
-    Every fit has this callback, unless the Trainer has one already.
-
-    | signal | end of the run |
-    |---|---|
-    | SIGTERM | a checkpoint, exit code 143 |
-    | SIGINT (Ctrl+C, a notebook's stop button) | a checkpoint, exit code 130 or KeyboardInterrupt |
-    | a second SIGINT | at once |
-    | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
-
-    The signal may reach any rank, and all ranks end together: after the iteration, whose compilation is
-    given up, or in the middle of an evaluation, which the resumed run plays. A run that is complete ends as
-    without a signal.
-    The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``, without which none is saved.
-    A rank also ends when its launcher ends. Outside the main thread, Python allows no handlers.
+    Every fit has this callback, unless the Trainer has one already. docs/long_runs.md lists what each signal
+    does. Without a ``ModelCheckpoint``, no checkpoint is saved. A rank also ends when its launcher
+    ends. Outside the main thread, Python allows no handlers.
 
     Lightning's own handlers run collectives, while other ranks may be inside another collective.
 
