@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import io
 import logging
 import os
 import re
@@ -300,7 +301,7 @@ def test_another_agent_has_its_own_defaults(output_of):
 
 def test_a_full_disk_ends_in_one_sentence_before_training(refusal_of, monkeypatch):
     """Without the check, TensorBoard's writer would end the run with a traceback."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", 0))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: io.FileIO("/dev/full", "w"))
     sentence = refusal_of("fit", "--config", CARTPOLE)
     assert re.search(r"The folder of the run, \S+, cannot be written: No space left on device\.", sentence)
 
