@@ -2,7 +2,7 @@
 
 import lightning as L
 
-from ppo_lightning.callbacks.bars import BarFacts, use_one_line
+from ppo_lightning.callbacks.bars import use_one_line
 from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunEnd, RunSummary
@@ -13,7 +13,6 @@ FIT: tuple[type[L.Callback], ...] = (
     Threads,
     Preemption,
     RunSummary,
-    BarFacts,
     RunEnd,
     RolloutGuard,
     NonFiniteGuard,

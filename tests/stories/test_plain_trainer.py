@@ -151,26 +151,6 @@ def test_the_default_bar_is_one_line_in_80_columns(fit, capsys, monkeypatch, bar
         assert "Validation" not in output and "v_num" not in output
 
 
-class Epochs(L.Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.seen.append((trainer.current_epoch, trainer.max_epochs))
-
-
-@pytest.mark.parametrize("limit", [1.0, 2])
-def test_bars_know_the_number_of_epochs_and_a_second_fit_begins_anew(make_trainer, limit):
-    epochs = Epochs()
-    trainer = make_trainer(callbacks=[epochs], limit_train_batches=limit)
-    data = SMALL | {"rollouts_per_epoch": 5}
-    for _ in range(2):
-        trainer.fit(PPO(**MODEL), RolloutDataModule(**data))
-        assert trainer.lightning_module.env_steps == data["total_timesteps"]
-    total = 3 if limit == 1.0 else 6
-    assert epochs.seen == [(epoch, total + total * (epoch >= total)) for epoch in range(2 * total)]
-
-
 @pytest.mark.parametrize("make", [PPO, functools.partial(PPG, n_iteration=4, num_aux_rollouts=2)])
 def test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run(make_trainer, tmp_path, make):
     module, data = make(**MODEL), RolloutDataModule(**SMALL)
