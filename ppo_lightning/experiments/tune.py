@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import fcntl
 import io
-import itertools
 import json
 import math
 import shlex
@@ -281,14 +280,11 @@ def main(args: Sequence[str]) -> None:
     if options.space is None:
         options.space = default_space(options.output, jobs)
     space, targets = read_space(options.space)
-    for flag in [*flags, *(f"--{name}" for name in space)]:
-        if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
-            raise ConfigError(f"{flag}: only flags --model.*, --data.* and --trainer.* may be tuned or set.")
     env_ids = {str(job.settings["env_id"]) for job in jobs}
     for name, entry in space.items():  # before trials fail one by one
-        values = entry.choices if hasattr(entry, "choices") else (entry.low, entry.high)
-        for job, value in itertools.product(jobs, values):
-            resolved(job.recipe, [*job.flags, f"--{name}", str(value)])
+        for value in entry.choices if hasattr(entry, "choices") else (entry.low, entry.high):
+            for job in jobs_of(options.recipes, [1], [], (*flags, f"--{name}", str(value))):
+                resolved(job.recipe, job.flags)
     if (targets or len(env_ids) > 1) and env_ids != set(targets):
         advice = f"targets must name each environment of the recipes, {', '.join(sorted(env_ids))}"
         raise ConfigError(f"--space {options.space}: {advice}: they name {', '.join(targets) or 'none'}.")

@@ -254,7 +254,7 @@ GAMMA = "parameters: {model.gamma: {choices: [0.9, 0.99]}}"
         (SPACE, ["--seed_everything", "3"], "a benchmark has --recipes, --seeds"),
         (SPACE, ["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
         (GAMMA.replace("gamma", "gama"), [], "did you mean --model.gamma"),
-        (GAMMA.replace("model.", ""), [], "--gamma: only flags --model.*"),
+        (GAMMA.replace("model.", ""), [], "'--gamma' is unknown: did you mean --model.gamma"),
         (GAMMA.replace("0.99", "high"), [], "gamma: Expected a float. Got value: high"),
         (f"{GAMMA}\ntargets: {{CartPole-v0: [0, 500]}}", [], "CartPole-v1: they name CartPole-v0"),
         (GAMMA, ["--recipes", CARTPOLE, ACROBOT], "Acrobot-v1, CartPole-v1: they name none"),
