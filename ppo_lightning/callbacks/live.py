@@ -46,12 +46,8 @@ class LivePlot(L.Callback):
             self.on_train_end(trainer)
             self._drawn = time.monotonic()
 
+    @accessory("The live plot")
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        """Draw the whole run."""
-        with accessory("The live plot"):
-            self.draw(trainer)
-
-    def draw(self, trainer: L.Trainer) -> None:
         """Replace the plot of the output cell, on rank 0."""
         if not trainer.is_global_zero:
             return

@@ -8,7 +8,6 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunEnd, RunSummary
 from ppo_lightning.callbacks.threads import Threads
 
-ALWAYS: tuple[type[L.Callback], ...] = (LoggerGuard,)
 FIT: tuple[type[L.Callback], ...] = (
     Threads,
     Preemption,
@@ -23,5 +22,5 @@ FIT: tuple[type[L.Callback], ...] = (
 def missing_callbacks(present: list[L.Callback], fitting: bool) -> list[L.Callback]:
     """Return the callbacks of a run that its Trainer lacks, and replace the default bar."""
     use_one_line(present)
-    kinds = (*ALWAYS, *FIT) if fitting else ALWAYS
+    kinds = (LoggerGuard, *FIT) if fitting else (LoggerGuard,)
     return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]

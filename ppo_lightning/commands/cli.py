@@ -43,8 +43,6 @@ from ppo_lightning.models import Actor, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
-HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
-
 
 class Parser(LightningArgumentParser):
     """Lightning's parser, whose help leaves out hundreds of known subclasses."""
@@ -197,7 +195,7 @@ def run(callbacks: list[Callback], arguments: Arguments, save_config: bool = Tru
     helped = pkgutil.resolve_name(algorithm) if is_help else PPO
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     settings = {
-        "dump_header": HEADER,
+        "dump_header": [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"],
         "conflict_handler": "resolve" if is_help else "error",
         "usage": f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
         "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of {helped.__name__}:"

@@ -4,9 +4,9 @@ import argparse
 import fcntl
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from ppo_lightning.commands.options import at_least, parser_of
 from ppo_lightning.errors import ConfigError
@@ -62,10 +62,6 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
 
 def exit_on_signals() -> None:
     """End the process with cleanup after SIGINT and SIGTERM."""
-
-    def interrupt(number: int, frame: Any) -> NoReturn:
-        raise SystemExit(128 + number)
-
     # A shell makes background jobs ignore SIGINT, and SIGTERM would end the process without cleanup.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))

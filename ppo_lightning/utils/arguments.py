@@ -82,9 +82,8 @@ class NamedArguments:
             names = sorted(arguments_of(cls)) if cls.__module__.startswith("ppo_lightning.") else list(kwargs)
         if unknown := [name for name in kwargs if name not in names]:
             ours = r"model\.\w+(=.*)?" if "agent" in names else r"data\.\w+"  # settings of such a class
-            others = (one for meant in SYNONYMS.values() for one in meant.split(" and "))
-            others = (one for one in others if "." in one and not re.fullmatch(ours, one))
-            known = {meant: meant for meant in others}
+            settings = re.findall(r"\w+\.\S+", " ".join(SYNONYMS.values()))
+            known = {setting: setting for setting in settings if not re.fullmatch(ours, setting)}
             known |= {key: name for name in names for key in (f"model.{name}", f"data.{name}", name)}
             guess = nearest(unknown[0], known) or f": it takes {', '.join(names)}."
             raise ArgumentError(f"{cls.__name__} takes no argument {unknown[0]!r}{guess}")
