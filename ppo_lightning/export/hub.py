@@ -126,15 +126,3 @@ def _draw_curve(metrics: Path, path: Path) -> None:
     figure = Figure((6, 3), layout="constrained")
     figure.subplots().plot(*zip(*points, strict=True))
     figure.savefig(path)
-
-
-def upload(folder: Path, repo_id: str) -> str:
-    """Upload a folder to ``"OWNER/NAME"`` of the Hub, and return its address."""
-    api = import_extra("huggingface_hub", extra="export").HfApi()
-    try:
-        address = api.create_repo(repo_id, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=folder)
-    except Exception as error:  # network, proxy and server errors have many types
-        failure = f"The agent is not uploaded to {repo_id} ({first_line(error)})"
-        raise ConfigError(f"{failure}: check the network, and log in with hf auth login.") from error
-    return str(address)

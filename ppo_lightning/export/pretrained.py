@@ -8,7 +8,7 @@ import lightning as L
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.run import class_path, complete
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, import_extra
 
 
 class Pretrained:
@@ -49,11 +49,12 @@ class Pretrained:
 
     def push_to_hub(self, repo_id: str) -> str:
         """Upload the folder of :meth:`save_pretrained` to ``"OWNER/NAME"``, and return its address."""
-        from ppo_lightning.export.hub import upload
-
+        api = import_extra("huggingface_hub", extra="export").HfApi()
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id)
-            return upload(Path(folder), repo_id)
+            address = api.create_repo(repo_id, exist_ok=True)
+            api.upload_folder(repo_id=repo_id, folder_path=folder)
+        return str(address)
 
     def to_onnx(self: Any, file_path: str | Path, input_sample: Any = None, **options: Any) -> Path:
         """Export the agent, see :func:`ppo_lightning.export.onnx.to_onnx`. No ``input_sample`` is needed."""
