@@ -75,8 +75,8 @@ def import_extra(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
-    """Return ``": did you mean A, B?"``, the known names closest to a name, or those of other packages.
+def nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
+    """Return ``": did you mean A, B?"``, up to three known names near a name, or those of other packages.
 
     A mapping gives the form to show for each name. Without a suggestion, the result is empty.
     """
@@ -87,8 +87,8 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3)
         if found := [shown[key] + one.removeprefix(key) for key, one in meanings.items() if key in shown]:
             lowered.setdefault(word, " and ".join(found))
     name = name.lower()
-    close = [name] if name in lowered else difflib.get_close_matches(name, lowered, n=2 * limit)
-    forms = list(dict.fromkeys(lowered[key] for key in close))[:limit]
+    close = [name] if name in lowered else difflib.get_close_matches(name, lowered, n=6)
+    forms = list(dict.fromkeys(lowered[key] for key in close))[:3]
     return f": did you mean {', '.join(forms)}?" if forms else ""
 
 

@@ -93,7 +93,7 @@ def run_without_imports(args: Sequence[str]) -> bool:
     elif args[0] == "recipes":
         importlib.import_module("ppo_lightning.commands.recipes").main(args[1:])
     elif args[0] not in DESCRIPTIONS:
-        guess = nearest(args[0], list(DESCRIPTIONS), limit=1) or "."
+        guess = nearest(args[0], list(DESCRIPTIONS)) or "."
         commands = ", ".join(DESCRIPTIONS)
         print(f"error: there is no command {args[0]!r}{guess} Commands: {commands}.", file=sys.stderr)
         raise SystemExit(2)
