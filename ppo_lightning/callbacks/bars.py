@@ -40,8 +40,8 @@ class OneLineBar(TQDMProgressBar):
         # Lightning does not know the number: `data.total_timesteps` ends a run.
         left = (data.num_rollouts - pl_module.rollouts_done) / max(int(trainer.num_training_batches), 1)
         last = epoch + math.ceil(left) - 1
-        if trainer.max_epochs != -1:
-            last = min(last, trainer.max_epochs - 1)
+        if (limit := trainer.max_epochs or -1) > 0:
+            last = min(last, limit - 1)
         self.train_progress_bar.set_description(f"Epoch {epoch}/{last}")
 
     def get_metrics(self, *args: Any) -> Any:
