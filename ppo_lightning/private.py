@@ -1,8 +1,4 @@
-"""Private names of other libraries that have no public equivalent; a test finds them elsewhere.
-
-``CHECKED_VERSIONS`` lists the versions of Lightning with which the tests were run. Worker processes import
-this file, too, so that Lightning, whose import takes seconds, is imported in functions only.
-"""
+"""Private names of other libraries that have no public equivalent; a test finds them elsewhere."""
 
 import functools
 import multiprocessing
@@ -26,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # worker processes import this file, and the import of Lightning takes seconds
     from lightning import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
+CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")  # of Lightning, with which the tests were run
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
 # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
 STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}

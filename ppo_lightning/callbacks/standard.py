@@ -8,7 +8,7 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunEnd, RunSummary
 from ppo_lightning.callbacks.threads import Threads
 
-FIT: tuple[type[L.Callback], ...] = (
+FIT = (
     Threads,
     Preemption,
     RunSummary,
@@ -22,5 +22,5 @@ FIT: tuple[type[L.Callback], ...] = (
 def missing_callbacks(present: list[L.Callback], fitting: bool) -> list[L.Callback]:
     """Return the callbacks of a run that its Trainer lacks, and replace the default bar."""
     use_one_line(present)
-    kinds = (LoggerGuard, *FIT) if fitting else (LoggerGuard,)
+    kinds: tuple[type[L.Callback], ...] = (LoggerGuard, *FIT) if fitting else (LoggerGuard,)
     return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]
