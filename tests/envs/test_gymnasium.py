@@ -5,13 +5,12 @@ import functools
 import multiprocessing
 import threading
 import warnings
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
-import pettingzoo
 import pytest
 from gymnasium import spaces
+from pettingzoo.classic import rps_v2
 from torchrl.envs import check_env_specs
 
 from ppo_lightning import ConfigError, RolloutDataModule, make_env
@@ -239,46 +238,6 @@ class Taking(Counter):
         super().__init__(terminate_at=lengths.pop())
 
 
-def parallel_game(lengths):
-    return ParallelMatch(lengths.pop())
-
-
-class ParallelMatch(pettingzoo.ParallelEnv):
-    """Two players who act at once."""
-
-    metadata: ClassVar = {"name": "match"}
-    possible_agents: ClassVar = ["a", "b"]
-    render_mode = None
-
-    def __init__(self, length=8):
-        self.length = length
-
-    def observation_space(self, agent):
-        return Counter.observation_space
-
-    def action_space(self, agent):
-        return Counter.action_space
-
-    def each(self, value):
-        return dict.fromkeys(("a", "b"), value)
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.time = ["a", "b"], 0
-        return self.each(np.zeros(1, np.float32)), self.each({})
-
-    def step(self, actions):
-        self.time += 1
-        over = self.time == self.length
-        self.agents = [] if over else self.agents
-        return (
-            self.each(np.ones(1, np.float32)),
-            self.each(1.0),
-            self.each(over),
-            self.each(False),
-            self.each({}),
-        )
-
-
 def vector_of(num_envs, lengths):
     return gymnasium.vector.SyncVectorEnv([functools.partial(Counter, lengths.pop())] * num_envs)
 
@@ -290,7 +249,7 @@ def vector_of(num_envs, lengths):
         (Taking, {"num_workers": 1}),
         (Taking, {"env_kwargs": {"max_restarts": 1}}),
         (lambda lengths: Taking(lengths), {}),
-        (parallel_game, {"num_envs": 4}),
+        (lambda lengths: rps_v2.parallel_env(max_cycles=lengths.pop()), {"num_envs": 4}),
         (vector_of, {}),
         (functools.partial, {}),
     ],
@@ -397,26 +356,6 @@ def test_a_process_of_a_pool_has_workers(fit):
         assert process.daemon
     finally:
         process._config["daemon"] = False
-
-
-@pytest.mark.parametrize("name", ["possible_agents", "metadata"])
-def test_a_game_trains_without_an_optional_part(fit, name):
-    def make():
-        return type("Bare", (ParallelMatch,), {name: None})()
-
-    assert fit(TRAINS | {"env_id": make}).env_steps == 16
-
-
-@pytest.mark.parametrize("part", [1, 2, 3])
-def test_a_part_that_misses_a_player_is_named(fit, part):
-    class Missing(ParallelMatch):
-        def step(self, actions):
-            parts = list(super().step(actions))
-            parts[part] = {}
-            return tuple(parts)
-
-    with pytest.raises(ConfigError, match="the player 'a' left the game without"):
-        fit(TRAINS | {"env_id": Missing})
 
 
 # Constructors

@@ -23,6 +23,8 @@ from ppo_lightning.games.turn_based import TurnBasedGamesEnv
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 
+TRAINS = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+
 
 class Mortals(ParallelEnv):
     """Players who die at fixed steps. They observe the number of the game, the step and themselves."""
@@ -31,8 +33,8 @@ class Mortals(ParallelEnv):
     entry = None  # of a dictionary of observations
 
     def __init__(self, deaths, truncates=False):
-        self.possible_agents = [f"player_{i}" for i in range(len(deaths))]
-        self.deaths = dict(zip(self.possible_agents, deaths, strict=True))
+        self.names = self.possible_agents = [f"player_{i}" for i in range(len(deaths))]
+        self.deaths = dict(zip(self.names, deaths, strict=True))
         self.truncates = truncates
         self.game = -1
         self.seeds = []
@@ -45,14 +47,14 @@ class Mortals(ParallelEnv):
         return spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
-        self.agents = list(self.possible_agents)
+        self.agents = list(self.names)
         self.game += 1
         self.time = 0
         self.seeds.append(seed)
         return self.observe(self.agents), {agent: {} for agent in self.agents}
 
     def observe(self, agents):
-        rows = [[self.game, self.time, self.possible_agents.index(agent)] for agent in agents]
+        rows = [[self.game, self.time, self.names.index(agent)] for agent in agents]
         self.seen += rows
         return {agent: np.array(row, np.float32) for agent, row in zip(agents, rows, strict=True)}
 
@@ -63,7 +65,7 @@ class Mortals(ParallelEnv):
         over = {agent: self.time >= self.deaths[agent] for agent in acted}
         self.agents = [agent for agent in acted if not over[agent]]
         never = dict.fromkeys(acted, False)
-        rewards = {agent: 1.0 + self.possible_agents.index(agent) for agent in acted}
+        rewards = {agent: 1.0 + self.names.index(agent) for agent in acted}
         flags = (never, over) if self.truncates else (over, never)
         return self.observe(acted), rewards, *flags, {agent: {} for agent in acted}
 
@@ -146,24 +148,16 @@ def test_players_who_die_at_different_steps_in_two_games():
     rollout = collect(env, 6)
     following = rollout["next"]
     seen = rollout["observation"]
-    # The game and the step that each player sees: a dead one keeps the last observation.
-    assert cells(seen[..., 0], 2, 3) == [
-        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]],
-        [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]],
-    ]
-    assert cells(seen[..., 1], 2, 3) == [
-        [[0, 1, 1, 0, 1, 1], [0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2]],
-        [[0, 1, 2, 2, 0, 1], [0, 1, 2, 2, 0, 1], [0, 1, 2, 3, 0, 1]],
+    # 10 times the game plus the step that each player sees: a dead one keeps the last observation.
+    assert cells(seen[..., :2] @ torch.tensor([10.0, 1.0]), 2, 3) == [
+        [[0, 1, 1, 10, 11, 11], [0, 1, 2, 10, 11, 12], [0, 1, 2, 10, 11, 12]],
+        [[0, 1, 2, 2, 10, 11], [0, 1, 2, 2, 10, 11], [0, 1, 2, 3, 10, 11]],
     ]
     assert (seen[..., 2] == torch.tensor([0, 1, 2, 0, 1, 2])[:, None]).all()
     # Final observations at deaths and ends, first observations after the steps of the dead.
-    assert cells(following["observation"][..., 0], 2, 3) == [
-        [[0, 0, 1, 1, 1, 2], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]],
-        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]],
-    ]
-    assert cells(following["observation"][..., 1], 2, 3) == [
-        [[1, 1, 0, 1, 1, 0], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3]],
-        [[1, 2, 2, 0, 1, 2], [1, 2, 2, 0, 1, 2], [1, 2, 3, 4, 1, 2]],
+    assert cells(following["observation"][..., :2] @ torch.tensor([10.0, 1.0]), 2, 3) == [
+        [[1, 1, 10, 11, 11, 20], [1, 2, 3, 11, 12, 13], [1, 2, 3, 11, 12, 13]],
+        [[1, 2, 2, 10, 11, 12], [1, 2, 2, 10, 11, 12], [1, 2, 3, 4, 11, 12]],
     ]
     dead = [
         [[0, 1, 1, 0, 1, 1], [0] * 6, [0] * 6],
@@ -274,7 +268,7 @@ def test_ids_as_pettingzoo_cleanrl_and_python_write_them(env_id, kind):
 
 
 def test_a_dotted_path_trains(fit):
-    data = {"env_id": "pettingzoo.classic.tictactoe_v3", "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    data = TRAINS | {"env_id": "pettingzoo.classic.tictactoe_v3"}
     with pytest.raises(ConfigError, match="env_id must be callable"):
         fit(data)
     module = fit(data | {"backend": "pettingzoo"}, {"rating_games": 0}, ppo=SelfPlay)
@@ -379,6 +373,28 @@ def test_a_dead_player_that_a_game_lists_stays_dead():
                 found[-1].append(env.reset_arrays(terminated | truncated))
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["possible_agents", "metadata"])
+def test_a_game_trains_without_an_optional_part(fit, name):
+    def make():
+        game = Mortals((8, 8))
+        setattr(game, name, None)
+        return game
+
+    assert fit(TRAINS | {"env_id": make}).env_steps == 16
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_part_that_misses_a_player_is_named(fit, part):
+    class Missing(Mortals):
+        def step(self, actions):
+            parts = list(super().step(actions))
+            parts[part] = {}
+            return tuple(parts)
+
+    with pytest.raises(ConfigError, match="the player 'player_0' left the game without"):
+        fit(TRAINS | {"env_id": lambda: Missing((8, 8))})
 
 
 class Stateless(Mortals):

@@ -7,8 +7,6 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs.transforms import RewardScaling
 
@@ -17,6 +15,7 @@ from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.models.heads import Head
 from ppo_lightning.video import overlay, record
 from ppo_lightning.video.record import record_video
+from tests.games.test_pettingzoo import Mortals
 from tests.helpers import NO_PROCGEN
 
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64, "eval_episodes": 1}
@@ -183,35 +182,10 @@ def test_the_return_of_a_game_with_turns_is_that_of_player_0(tmp_path, monkeypat
         assert (np.sign(values[1:]) == -np.sign(values[:-1])).all(), "the player to move expects to win"
 
 
-class Survivor(ParallelEnv):
-    """Player a dies after two steps, and player b lives for four more. Pictures show the number of steps."""
+class Filmed(Mortals):
+    """Game whose pictures show the number of steps."""
 
-    metadata = {"name": "survivor_v0"}  # noqa: RUF012
     render_mode = "rgb_array"
-    possible_agents = ("a", "b")
-
-    def observation_space(self, player):
-        return spaces.Box(-1, 1, (2,))
-
-    def action_space(self, player):
-        return spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.time = ["a", "b"], 0
-        return {x: np.zeros(2, np.float32) for x in self.agents}, {x: {} for x in self.agents}
-
-    def step(self, actions):
-        self.time += 1
-        rows = {x: np.full(2, self.time / 6, np.float32) for x in actions}
-        over = {x: self.time >= (2 if x == "a" else 6) for x in actions}
-        self.agents = [x for x in actions if not over[x]]
-        return (
-            rows,
-            dict.fromkeys(actions, 1.0),
-            over,
-            dict.fromkeys(actions, False),
-            {x: {} for x in actions},
-        )
 
     def render(self):
         return np.full((48, 48, 3), 40 * self.time, np.uint8)
@@ -219,7 +193,7 @@ class Survivor(ParallelEnv):
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
 def test_a_video_of_a_game_lasts_until_all_players_are_over(tmp_path, memory):
-    factory = EnvFactory(Survivor)
+    factory = EnvFactory(lambda: Filmed((2, 6)))
     agent = MLPAgent(*factory.specs(), memory=memory)
     assert record_video(agent, factory, tmp_path / "game.gif", overlay=True) == [2]
     assert len(imageio.mimread(tmp_path / "game.gif")) == 7
