@@ -2,12 +2,12 @@
 
 import functools
 
-import gymnasium
 import lightning as L
 import numpy as np
 import pytest
 import torch
 import torch.distributions as D
+from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Bounded, Unbounded
@@ -33,6 +33,7 @@ from ppo_lightning.offpolicy import QAgent
 from ppo_lightning.spaces.specs import mask_columns, stored
 from ppo_lightning.video.record import record_video
 from tests.environments import Counter
+from tests.spaces.test_spaces import Any
 
 CONTRACT = makers.CONTRACT.format("ActorCritic")
 
@@ -114,27 +115,6 @@ def test_what_is_made_is_refused_before_the_first_rollout(agent, message, make_t
     assert message in str(raised.value)
 
 
-class Choices(gymnasium.Env):
-    """Three actions, the last of which is never allowed."""
-
-    observation_space = gymnasium.spaces.Dict(
-        place=gymnasium.spaces.Box(-1, 1, (4,)), action_mask=gymnasium.spaces.MultiBinary(3)
-    )
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation(), {}
-
-    def observation(self):
-        place = self.np_random.uniform(-1, 1, 4).astype(np.float32)
-        return {"place": place, "action_mask": np.array([1, 1, 0], np.int8)}
-
-    def step(self, action):
-        assert action != 2
-        return self.observation(), 1.0, self.np_random.random() < 0.1, False, {}
-
-
 class OfRows(ActorCritic):
     def __init__(self, observation_spec, action_spec, masked=True, memory=None):
         size = stored(observation_spec).shape[0]
@@ -144,14 +124,15 @@ class OfRows(ActorCritic):
 
 
 def test_an_own_agent_reads_the_action_mask_or_is_refused(fit, tmp_path):
-    data = {"env_id": Choices, "total_timesteps": 1024}
+    env_id = functools.partial(Any, spaces.Box(-1, 1, (4,)), masked=True, entry="observation")
+    data = {"env_id": env_id, "total_timesteps": 1024}
     for algorithm, memory in ((PPO, None), (RecurrentPPO, "lstm")):
         agent = functools.partial(OfRows, masked=False, memory=memory)
         with pytest.raises(ConfigError, match=r"OfRows, which would ignore the action_mask .*: pass mask="):
             fit(data, {"agent": agent}, ppo=algorithm)
     fit(data, {"agent": OfRows}).trainer.save_checkpoint(tmp_path / "last.ckpt")
     module = PPO.load_from_checkpoint(tmp_path / "last.ckpt")
-    assert module.agent.mask == slice(4, 7)
+    assert module.agent.mask == slice(0, 3)
 
 
 def test_an_own_agent_with_arguments_trains(fit):
