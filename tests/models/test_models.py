@@ -9,7 +9,7 @@ from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from ppo_lightning import Actor, CNNAgent, ConfigError, MLPAgent, make_env
-from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, check_same_agent
+from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.heads import GaussianHead
 
@@ -90,16 +90,6 @@ def test_policy_and_value_have_separate_bodies_unless_shared(actions, sizes):
         reached = any(p.grad is not None for p in agent.actor_body.parameters())
         assert reached == shared, "the value's gradient reaches the policy's body only if they share it"
         assert sum(p.numel() for p in agent.parameters()) == sizes[shared]
-
-
-def test_acting_and_evaluating_agree(agent):
-    observation = torch.randn(64, 5)
-    action, log_prob, value, _ = agent.act(observation, agent.noise((64,)))
-    again, entropy, value_again, *_ = agent.evaluate(observation, action)
-    torch.testing.assert_close(again, log_prob)
-    torch.testing.assert_close(value_again, value[:, 0])
-    torch.testing.assert_close(agent.value(observation), value[:, 0])
-    assert log_prob.shape == entropy.shape == (64,) and value.shape == (64, 1), "as a rollout stores them"
 
 
 VECTOR_ACTIONS = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
@@ -199,16 +189,6 @@ def test_env_rollout_takes_the_agent_as_its_policy():
     rollout = env.rollout(20, agent, break_when_any_done=False)
     assert rollout.batch_size == (3, 20)
     assert len(rollout["action"].unique()) == 2, "outside of deterministic mode it explores"
-
-
-def test_an_agent_is_rebuilt_from_plain_data():
-    agent = MLPAgent(VECTOR, ACTIONS, hidden_sizes=(8, 4), shared=True)
-    plain = agent_to_plain(agent, VECTOR, ACTIONS)
-    again = agent_from_plain(plain)
-    again.load_state_dict(agent.state_dict())
-    observation = torch.randn(6, 5)
-    assert torch.equal(again.value(observation), agent.value(observation))
-    check_same_agent(plain, agent_to_plain(again, VECTOR, ACTIONS))
 
 
 def test_a_file_does_not_decide_what_is_imported():
