@@ -89,12 +89,13 @@ GO1 = vector_spec(privileged_state=7, state=4)
         ({"critic_keys": ["state"]}, {7, 8, 9, 10}, {7, 8, 9, 10}),
         ({"critic_keys": ["privileged_state"]}, {7, 8, 9, 10}, set(range(7))),
         ({"actor_keys": ["state", "privileged_state"]}, set(range(11)), set(range(11))),
+        ({"critic_keys": ["state"], "shared": True}, {7, 8, 9, 10}, {7, 8, 9, 10}),
     ],
 )
 @pytest.mark.parametrize("memory", [None, "min_gru"])
 def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, critic, memory):
     """The gradients of policy and value with respect to the observations are 0 elsewhere."""
-    agent = agent_of(GO1, memory=memory, shared=False, **options)
+    agent = agent_of(GO1, memory=memory, **{"shared": False} | options)
     observation = torch.randn(4, 8, 11, requires_grad=True)
     state = () if memory is None else (torch.zeros(4, 128), torch.rand(4, 8) < 0.2)
     flat = observation if memory else observation.flatten(0, 1)
@@ -188,13 +189,6 @@ def test_mistakes_are_one_sentence(spec, options, match):
     with pytest.raises(ConfigError, match=match) as raised:
         agent_of(spec, **options)
     assert str(raised.value).count(". ") == 0
-
-
-def test_shared_bodies_with_the_same_keys():
-    agent = agent_of(GO1, shared=True, critic_keys=["state"])
-    assert agent.critic_body is None
-    rows = torch.randn(3, 11, requires_grad=True)
-    assert read_by(agent.value(rows), rows) == {7, 8, 9, 10}
 
 
 @pytest.mark.parametrize("norm_obs", [False, True])
