@@ -27,6 +27,7 @@ LONG = spaces.Box(0, 4_000_000_000, (1,), np.int64)
 
 KINDS = {  # the space, and an observation with the clock [1]
     "double": (DOUBLE, lambda clock: clock),
+    "negative": (spaces.Box(-4e9, 0, (1,), np.float64), lambda clock: -clock),
     "long": (LONG, lambda clock: clock.astype(np.int64)),
     "scalar": (spaces.Box(0, 4e9, (), np.float64), lambda clock: clock[0]),
     "floats": (
@@ -90,7 +91,7 @@ class TensorClock(TensorEnv):
         *[{"env_id": Clock, "env_kwargs": {"kind": kind, "masked": True}} for kind in ("double", "floats")],
         {"env_id": lambda num_envs: gym.vector.SyncVectorEnv([lambda: Clock("choice")] * num_envs)},
         {"env_id": TensorClock},
-        {"env_id": Clock, "transforms": [StepCounter(50)]},
+        {"env_id": Clock, "env_kwargs": {"kind": "negative"}, "transforms": [StepCounter(50)]},
         pytest.param(
             {"env_id": Clock, "env_kwargs": {"kind": "choice"}, "num_workers": 2},
             marks=pytest.mark.integration,
