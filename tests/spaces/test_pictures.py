@@ -9,19 +9,17 @@ import torch
 from gymnasium import spaces
 from torchrl.data import Categorical, Unbounded
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule
+from ppo_lightning import CNNAgent, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms.rnd import Curiosity
 from ppo_lightning.callbacks import RunSummary
 from ppo_lightning.commands import cli
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
-from ppo_lightning.export.onnx import largest_difference, random_observations
 from ppo_lightning.models.cnn import ImpalaCNN, NatureCNN, scaled
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.memory import LSTM
 from ppo_lightning.spaces.pictures import read_picture
 from ppo_lightning.spaces.specs import spec_from_space
-from tests.helpers import SaveAfter
 from tests.spaces.test_spaces import Any, reads
 
 ACTIONS = Categorical(2, shape=(), dtype=torch.int64)
@@ -184,23 +182,6 @@ class Pictures(TensorEnv):
 def test_every_backend_reads_pictures(fit, data):
     agent = fit(SHORT | data).agent
     assert isinstance(agent, CNNAgent) and agent.actor_body.convolutions[0].in_channels == 3
-
-
-def test_prediction_validation_and_export(fit, make_trainer, tmp_path):
-    space = box(40, 48, 3)
-    data = SHORT | {"env_id": reads(space), "eval_episodes": 1}
-    trained = fit(data, callbacks=[SaveAfter(tmp_path / "a.ckpt", 1)])
-    module = PPO.load_from_checkpoint(tmp_path / "a.ckpt")
-    observation = space.sample()
-    action = module.predict(observation)
-    assert action == trained.predict(observation)
-    (results,) = make_trainer(limit_val_batches=1.0).validate(
-        module, RolloutDataModule(**data), verbose=False
-    )
-    assert results["eval/episodic_length"] == 7
-    onnx = module.to_onnx(tmp_path / "a.onnx")
-    spec = spec_from_space(space)
-    assert largest_difference(module.agent, onnx, random_observations(spec)) < 1e-4
 
 
 def test_check_env_says_how_pictures_are_read(capsys):
