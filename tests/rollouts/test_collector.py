@@ -10,11 +10,8 @@ from torchrl.envs import Compose, InitTracker, TransformedEnv
 
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.games.collector import GameCollector
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.rollouts.scan_collector import ScanCollector
-from ppo_lightning.rollouts.weighted_collector import WeightedCollector
 from ppo_lightning.utils.seeding import Shard
 from tests.environments import NextStepVector
 
@@ -171,25 +168,13 @@ def test_a_collector_without_an_end_has_no_length():
 
 
 @pytest.mark.parametrize(
-    ("env_id", "backend", "kind"),
-    [
-        ("CartPole-v1", "gymnasium", RolloutCollector),
-        (lambda num_envs: NextStepVector("CartPole-v1", num_envs), "gymnasium", WeightedCollector),
-        ("TicTacToe-v1", "envpool", GameCollector),
-        ("rps_v2", "pettingzoo", GameCollector),
-        ("CartPole-v1", "torch", ScanCollector),
-    ],
+    ("env_id", "backend"),
+    [(lambda num_envs: NextStepVector("CartPole-v1", num_envs), "gymnasium"), ("TicTacToe-v1", "envpool")],
 )
-def test_the_class_of_the_environment_chooses_the_collector(env_id, backend, kind):
+def test_environments_whose_steps_may_not_count_need_another_collector(env_id, backend):
     env = EnvFactory(env_id, backend).make(2)
-    agent = MLPAgent(*env.agent_specs)
-    collector = make_collector(env, agent, 4)
-    assert type(collector) is kind
-    if kind in (WeightedCollector, GameCollector):
-        assert set(collector.rollout()["weight"].unique().tolist()) <= {0, 1}
-        with pytest.raises(AssertionError, match="make_collector"):
-            RolloutCollector(env, agent, 4)
-    collector.shutdown()
+    with pytest.raises(AssertionError, match="make_collector"):
+        RolloutCollector(env, MLPAgent(*env.agent_specs), 4)
 
 
 class Multiplies(gymnasium.Env):
