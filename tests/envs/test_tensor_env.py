@@ -107,14 +107,6 @@ def test_autoreset_and_reused_tensors_give_the_same_rollouts(kind, norm_obs):
             assert torch.equal(values, other[key]), key
 
 
-def test_a_rollout_by_hand():
-    (first, *_) = rollouts(Clock)
-    assert first["observation"][0, :, 0].tolist() == [0, 1, 2, 0, 1]
-    assert first["next", "observation"][0, :, 0].tolist() == [1, 2, 3, 1, 2]
-    assert first["next", "episode_reward"][0, :, 0].tolist() == [1, 3, 6, 1, 3]
-    assert first["next", "truncated"][1, :, 0].tolist() == [False, False, False, True, False]
-
-
 def test_without_final_observations_the_last_seen_one_takes_their_place():
     for one, other in zip(rollouts(Clock), rollouts(SelfResetting), strict=True):
         assert torch.equal(one["observation"], other["observation"])
