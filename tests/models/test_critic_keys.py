@@ -17,14 +17,14 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
+from ppo_lightning.export.onnx import Deployed, random_observations
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.offpolicy import SACAgent
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
-from tests.helpers import MODEL, REACH, Recorder, SaveAfter, weights
+from tests.helpers import MODEL, REACH, Recorder, SaveAfter
 from tests.spaces.test_spaces import Any
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
@@ -238,21 +238,11 @@ def test_pictures_with_a_recurrent_actor_and_a_feed_forward_critic():
     torch.testing.assert_close(sequences.value.flatten(), agent.value(rows.flatten(0, 1)))
 
 
-@pytest.fixture
-def checkpoint(fit, tmp_path):
-    def train(data=REACH, ppo=PPO, **options):
-        save = SaveAfter(tmp_path / "trained.ckpt", rollouts=3)
-        agent = functools.partial(MLPAgent, norm_obs=True, **options)
-        module = fit(data, MODEL | {"agent": agent}, ppo=ppo, callbacks=[save])
-        return module, tmp_path / "trained.ckpt"
-
-    return train
-
-
 @pytest.mark.parametrize("memory", [None, "lstm"])
-def test_a_checkpoint_rebuilds_and_resumes_the_agent(checkpoint, fit, memory):
-    options = {"memory": memory} if memory else {}
-    module, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
+def test_a_checkpoint_rebuilds_and_resumes_the_agent(fit, tmp_path, memory):
+    path, options = tmp_path / "trained.ckpt", {"memory": memory} if memory else {}
+    model = MODEL | {"agent": functools.partial(MLPAgent, norm_obs=True, **BLIND, **options)}
+    module = fit(REACH, model, ppo=RecurrentPPO if memory else PPO, callbacks=[SaveAfter(path, 3)])
     agent = trained_agent(read_checkpoint(str(path)))
     rows, state = torch.randn(8, 4), agent.initial_memory(8)
     expected = module.agent.play(rows, state)
@@ -264,7 +254,6 @@ def test_a_checkpoint_rebuilds_and_resumes_the_agent(checkpoint, fit, memory):
         == module.agent.entries
         == ({"action": 2, "time": 1}, {"action": 2, "luck": 1, "time": 1}, {})
     )
-    model = MODEL | {"agent": functools.partial(MLPAgent, norm_obs=True, **BLIND, **options)}
     data = REACH | {"total_timesteps": 64 * 5}
     resumed = fit(data, model, ppo=type(module), ckpt_path=path)
     assert resumed.env_steps == 64 * 5
@@ -346,28 +335,6 @@ def test_the_policy_of_an_off_policy_algorithm_is_deployed():
     assert torch.equal(action, agent.mode(rows))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("memory", [None, "lstm"])
-def test_onnx_holds_the_actor_alone(checkpoint, tmp_path, memory):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    options = {"memory": memory} if memory else {}
-    _, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
-    read = read_checkpoint(str(path))
-    agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
-    file = to_onnx(agent, spec, tmp_path / "agent.onnx")
-    held = [
-        layer.weight.detach().numpy().tobytes() in file.read_bytes()
-        for layer in (agent.head.linear, agent.critic)
-    ]
-    assert held == [True, False]
-    session = onnxruntime.InferenceSession(str(file))
-    assert session.get_inputs()[0].shape[1] == 3
-    memories = ["next_memory"] if memory else []
-    assert [output.name for output in session.get_outputs()] == ["action", *memories]
-    columns = Deployed(agent, spec).columns
-    assert largest_difference(agent, file, random_observations(spec), columns) < 1e-5
-
-
 def test_transforms_keep_the_names_and_hide_no_privileged_entry(env):
     kept = EnvFactory("Reach-v0", transforms=[StepCounter(5)]).specs().observation
     assert entry_columns(specs_of(env("Reach-v0", 2)).observation) == entry_columns(kept)
@@ -390,10 +357,3 @@ def test_the_run_says_what_actor_and_critic_read(fit, capsys):
     assert "Actor and critic read action (2), luck (1), time (1).\n" in capsys.readouterr().out
     fit({"num_steps": 16, "total_timesteps": 64}, callbacks=[RunSummary()])
     assert " read" not in capsys.readouterr().out
-
-
-@pytest.mark.integration
-def test_the_compiled_update_gives_the_weights_of_the_eager_one(fit):
-    agent = functools.partial(MLPAgent, norm_obs=True, **BLIND)
-    eager, compiled = (fit(REACH, MODEL | {"agent": agent, "compile": on}) for on in (False, True))
-    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
