@@ -304,6 +304,5 @@ class NextStepVector(gym.vector.VectorEnv):
         return self.observation(rows), np.array(rewards), np.array(terminated), np.array(truncated), {}
 
 
-gym.register("Twin-v0", Reach)
 for entry in (Counter, Drawn, Match, Probe, Script, Reach, Trouble, Parts):
     gym.register(f"{entry.__name__}-v0", entry)

@@ -274,16 +274,6 @@ torch.save((action, episodes), "out")
     assert torch.equal(exported(observation), action), "an export has the statistics inside"
 
 
-def test_a_checkpoint_of_another_environment_is_refused(fit, tmp_path):
-    fit(REACH, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
-    for data, sentence in (
-        ({"env_id": "Twin-v0"}, "a run on Reach-v0 and data.env_id is Twin-v0"),
-        ({"env_kwargs": {"low": -1.0}}, r"trained on actions .*'low': -0.5.* has .*'low': -1.0"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            fit(REACH | data, ckpt_path=tmp_path / "middle.ckpt")
-
-
 @pytest.mark.parametrize("transforms", [None, [InitTracker()]], ids=["ours", "torchrl"])
 @pytest.mark.parametrize("norm_obs", [True, False])
 @pytest.mark.parametrize("broken", ["observation", "reward"])
