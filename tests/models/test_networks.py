@@ -306,10 +306,7 @@ WRONG = {
         },
         "TensorDictModule has no distribution",
     ),
-    "another key": (
-        {"actor": cnn()["actor"], "critic": mlp(1, 1)},
-        "pixels",
-    ),
+    "another key": ({"actor": cnn()["actor"], "critic": mlp(1, 1)}, "pixels"),
     "another size": ({"actor": mlp(3, 2), "critic": mlp(1, 1)}, "mat1 and mat2 shapes cannot be multiplied"),
     "two values": ({"actor": mlp(1, 2), "critic": mlp(1, 2)}, "have the shapes [[2], [2], [4]] for two rows"),
     "class without specs": ({"actor": nn.Tanh, "critic": mlp(1, 1)}, "positional argument"),

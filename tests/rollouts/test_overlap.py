@@ -23,19 +23,9 @@ from tests.helpers import Dropout, SaveAfter, require_same
 
 DATA = {"env_id": "Hopper-v5", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 7, "overlap": True}
 AGENT = functools.partial(MLPAgent, norm_obs=True)
-MODEL = {
-    "num_minibatches": 2,
-    "update_epochs": 3,
-    "learning_rate": 0.01,
-    "norm_reward": True,
-    "agent": AGENT,
-}
+MODEL = {"num_minibatches": 2, "update_epochs": 3, "learning_rate": 0.01, "norm_reward": True, "agent": AGENT}
 MEMORY = {"agent": functools.partial(MLPAgent, norm_obs=True, memory="lstm", shared=True)}
-VALIDATE = {
-    "limit_val_batches": 1,
-    "check_val_every_n_epoch": None,
-    "val_check_interval": 1,
-}
+VALIDATE = {"limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -225,10 +215,7 @@ def test_a_run_may_be_resumed_with_another_setting(fit, tmp_path, capsys, saved)
 def test_a_checkpoint_has_the_buffers_of_transforms_before_the_pending_rollout(fit, tmp_path):
     paths = tmp_path / "overlap.ckpt", tmp_path / "plain.ckpt"
     for path, overlap in zip(paths, (True, False), strict=True):
-        data = DATA | {
-            "transforms": [VecNormV2(["observation"])],
-            "overlap": overlap,
-        }
+        data = DATA | {"transforms": [VecNormV2(["observation"])], "overlap": overlap}
         model = MODEL | {"agent": MLPAgent, "learning_rate": 1e-15}
         fit(data, model, callbacks=[SaveAfter(path, 3)])
     states = [torch.load(path, weights_only=True)["RolloutDataModule"]["collector"]["env"] for path in paths]
