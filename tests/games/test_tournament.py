@@ -136,7 +136,6 @@ class HigherNumberWins(GameEnv):
 
     def __init__(self, seeds):
         super().__init__(spaces.Box(-1, 1, (1,)), spaces.Discrete(5), seeds)
-        self.envs = []
 
     def reset_arrays(self, mask=None):
         rows = np.ones(self.num_envs, bool) if mask is None else mask
