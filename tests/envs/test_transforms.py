@@ -22,38 +22,24 @@ STATEFUL = [
     [t.VecNorm(**KEYS)],
     [t.VecNormV2(**KEYS)],
 ]
-CONTINUOUS = [
-    [t.ActionDiscretizer(num_intervals=5)],
-    [t.ActionScaling()],
-    [t.BinarizeReward()],
-    [t.RewardClipping(-1, 1)],
-    [t.SignTransform(in_keys=["reward"])],
-]
+CONTINUOUS = [[t.ActionDiscretizer(num_intervals=5)], [t.ActionScaling()], [t.RewardClipping(-1, 1)]]
 OTHERS = [
     [t.CatTensors(**KEYS, out_key="observation", del_keys=False)],
-    [t.ClipTransform(low=-1.0, high=1.0, **KEYS)],
     [t.ConditionalSkip(lambda td: torch.zeros(td.shape, dtype=torch.bool))],
     [t.DTypeCastTransform(torch.float32, torch.float64, **KEYS)],
-    [t.DeviceCastTransform("cpu")],
-    [t.DoubleToFloat()],
     [t.ExpandAs("reward", "observation", "wide")],
-    [t.FiniteTensorDictCheck()],
     [t.UnsqueezeTransform(-1, **KEYS), t.FlattenObservation(-2, -1, **KEYS)],
     [t.FrameSkipTransform(2)],
     [t.InitTracker()],
-    [t.LineariseRewards(in_keys=["reward"])],
     [t.ModuleTransform(module=TensorDictModule(lambda x: x * 2, out_keys=["observation"], **KEYS))],
     [t.ObservationNorm(loc=0.0, scale=2.0, **KEYS)],
     [t.RenameTransform(["observation"], ["seen"]), t.RenameTransform(["seen"], ["observation"])],
-    [t.RewardScaling(0.0, 2.0)],
     [t.RewardSum()],
     [t.SelectTransform("observation")],
-    [t.UnsqueezeTransform(-1, **KEYS), t.SqueezeTransform(-1, **KEYS)],
     [t.StepCounter(7)],
     [t.TensorDictPrimer(extra=Unbounded((3,)), expand_specs=True)],
     [t.TerminateTransform(lambda td: td["observation"][..., :1] > 1)],
     [t.Timer()],
-    [t.UnaryTransform(out_keys=["observation"], fn=lambda x: x * 2, **KEYS)],
 ]
 REFUSED = [
     [t.AutoResetTransform()],
