@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ppo_lightning import PPO, Actor, ConfigError, MLPAgent
+from ppo_lightning import Actor, MLPAgent
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models import MLP
@@ -41,13 +41,6 @@ def test_an_actor_is_evaluated_recorded_and_exported(env, tmp_path):
     rows = torch.randn(5, 4)
     assert [*agent.play(rows)] == ["action"]
     assert [*agent(TensorDict({"observation": rows}, [5])).keys()] == ["observation", "action"]
-
-
-def test_ppo_refuses_an_actor_without_a_value_function():
-    with pytest.raises(
-        ConfigError, match=r"model\.agent is Plain: it must be a subclass of ppo_lightning\.Actor"
-    ):
-        PPO(agent=Plain)
 
 
 def test_the_order_of_the_weights_is_that_of_saved_optimizers(env):

@@ -18,12 +18,12 @@ from ppo_lightning import (
     PPG,
     PPO,
     RND,
+    Actor,
     ActorCritic,
     ConfigError,
     MLPAgent,
     RecurrentPPO,
     RolloutDataModule,
-    make_env,
 )
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.games.players import agent_player
@@ -52,27 +52,16 @@ class TakesNothing(ActorCritic):
         raise AssertionError("is not called")
 
 
-class WithBody(ActorCritic):
-    def __init__(self, observation_spec, action_spec, width=8):
-        super().__init__(action_spec, lambda: MLP(4, [width]))
-        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+class Made(ActorCritic):
+    """An agent of a user with one thing that is wrong."""
 
-
-class SavesNothing(ActorCritic):
-    def __init__(self, observation_spec, action_spec, width=8):
-        super().__init__(action_spec, lambda: MLP(4, [width]))
-
-
-class Causal(ActorCritic):
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(action_spec, lambda: MLP(4, [8]))
-        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
-        self.register_buffer("causal", torch.full((3, 3), -torch.inf).triu(1))
-
-
-class NoWidth(ActorCritic):
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(action_spec, lambda: nn.Sequential(nn.Linear(4, 8)))
+    def __init__(self, observation_spec, action_spec, wrong):
+        body = nn.Sequential(nn.Linear(4, 8)) if wrong == "body" else MLP(4, [8])
+        super().__init__(action_spec, lambda: body)
+        if wrong != "settings":
+            self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        if wrong == "buffer":
+            self.register_buffer("causal", torch.full((3, 3), -torch.inf).triu(1))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +70,8 @@ class NoWidth(ActorCritic):
         (Net, f"model.agent is Net: it must be {CONTRACT}."),
         (functools.partial(Net, None), f"model.agent is Net: it must be {CONTRACT}."),
         (Net(), f"model.agent is an object of Net: it must be {CONTRACT}."),
+        (Actor, f"model.agent is Actor: it must be {CONTRACT}."),
+        (MLPAgent(Unbounded((4,)), Bounded(-1, 1, (1,))), "give its class, or functools.partial(MLPAgent"),
         ("net.MyAgent", "it must be a class or a function, such as functools.partial(MyAgent, width=64)."),
         ({"class_path": "net.MyAgent"}, "it must be a class or a function, such as functools.partial("),
     ],
@@ -91,12 +82,6 @@ def test_what_makes_no_agent_is_refused_at_once(agent, message):
     assert message in str(raised.value)
 
 
-def test_an_agent_in_place_of_its_class_is_refused_at_once(env):
-    agent = MLPAgent(*env("CartPole-v1").agent_specs)
-    with pytest.raises(ConfigError, match=r"give its class, or functools.partial\(MLPAgent"):
-        PPO(agent=agent)
-
-
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
@@ -104,9 +89,9 @@ def test_an_agent_in_place_of_its_class_is_refused_at_once(env):
         (lambda observation, action: nn.Sequential(), f"makes a Sequential: it must be or make {CONTRACT}."),
         (lambda: None, f"2 were given): it must be {CONTRACT}."),
         (TakesNothing, f"3 were given): it must be {CONTRACT}."),
-        (SavesNothing, "SavesNothing.__init__ must call self.save_hyperparameters("),
-        (Causal, "Causal has the infinite buffer or weight causal, and checkpoints take finite ones"),
-        (NoWidth, "The body of NoWidth is a Sequential whose out_features is None: it must be the number"),
+        (functools.partial(Made, wrong="settings"), "Made.__init__ must call self.save_hyperparameters("),
+        (functools.partial(Made, wrong="buffer"), "Made has the infinite buffer or weight causal"),
+        (functools.partial(Made, wrong="body"), "The body of Made is a Sequential whose out_features"),
     ],
 )
 def test_what_is_made_is_refused_before_the_first_rollout(agent, message, make_trainer):
@@ -133,44 +118,6 @@ def test_an_own_agent_reads_the_action_mask_or_is_refused(fit, tmp_path):
     fit(data, {"agent": OfRows}).trainer.save_checkpoint(tmp_path / "last.ckpt")
     module = PPO.load_from_checkpoint(tmp_path / "last.ckpt")
     assert module.agent.mask == slice(0, 3)
-
-
-def test_an_own_agent_with_arguments_trains(fit):
-    module = fit({"total_timesteps": 512}, {"agent": functools.partial(WithBody, width=16)})
-    assert module.agent.actor_body.out_features == 16
-
-
-class Negative(MLPAgent):
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(observation_spec, action_spec)
-        self.head.linear.weight.data *= 100
-        self.actor_body.activation = torch.neg
-
-
-class Capped(nn.Linear):
-    def forward(self, features):
-        return super().forward(features).clamp(-0.01, 0.01)
-
-
-class CappedHead(MLPAgent):
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(observation_spec, action_spec)
-        self.head.linear = Capped(64, 2)
-
-
-class Normed(MLPAgent):
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(observation_spec, action_spec)
-        self.actor_body.layers.append(nn.LayerNorm(64))
-
-
-@pytest.mark.parametrize("kind", [Negative, CappedHead, Normed])
-def test_an_agent_acts_with_layers_and_an_activation_of_its_own(kind):
-    env = make_env("CartPole-v1", 2)
-    agent = kind(*env.agent_specs)
-    observation, noise = torch.randn(64, 4), agent.noise((64,))
-    action = agent.array_policy()(observation.numpy(), noise.numpy(), None)[0]
-    assert action.tolist() == agent.act(observation, noise)[0].tolist()
 
 
 class Scaled(MLPAgent):
