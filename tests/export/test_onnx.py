@@ -79,6 +79,9 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
             np.testing.assert_allclose(action, one.predict(observation), rtol=1e-4, atol=1e-5)
             assert value.shape == (batch,) and np.abs(action).max() <= 1
         assert one.training and one.agent.training
+        rows = torch.randn(5, 11)
+        program = torch.export.export(one, (rows,)).module()
+        assert torch.equal(program(rows), one.predict(rows)), "with the statistics inside"
     with pytest.raises(ConfigError, match="There is no trained agent"):
         PPO().to_onnx(tmp_path / "none.onnx")
 

@@ -20,7 +20,6 @@ from ppo_lightning.models.normalizers import (
 )
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils import collectives
-from tests.helpers import Forked, SaveAfter, finish
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
 REACH = {"env_id": "Reach-v0", "num_envs": 3, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 2}
@@ -244,34 +243,6 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
         playing &= ~done
         observation = env.reset_arrays(done) if done.any() else observation
     np.testing.assert_allclose(evaluate(agent, reach())["episode_reward"], returns, rtol=1e-5)
-
-
-@pytest.mark.integration
-def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, tmp_path):
-    """``predict`` and an evaluation of raw observations, in another process."""
-    path = tmp_path / "trained.ckpt"
-    module = fit(REACH, TRAINED, callbacks=[SaveAfter(path, 2)])
-    observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    code = f"""
-import gymnasium
-import torch
-import tests.environments
-from ppo_lightning import PPO, evaluate, make_env
-make, gymnasium.make = gymnasium.make, None  # loading needs no environment
-model = PPO.load_from_checkpoint({str(path)!r}, weights_only=True)
-observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-action, gymnasium.make = model.predict(observation), make
-episodes = evaluate(model.agent, make_env("Reach-v0", 3, seed=5))
-torch.save((action, episodes), "out")
-"""
-    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
-    action, episodes = torch.load(tmp_path / "out", weights_only=False)
-    assert torch.equal(action, module.predict(observation))
-    assert (action.abs() <= 0.5).all()
-    ours = evaluate(module.agent, reach())
-    assert torch.equal(episodes["episode_reward"], ours["episode_reward"])
-    exported = torch.export.export(module.eval(), (observation,)).module()
-    assert torch.equal(exported(observation), action), "an export has the statistics inside"
 
 
 @pytest.mark.parametrize("transforms", [None, [InitTracker()]], ids=["ours", "torchrl"])

@@ -90,10 +90,7 @@ def test_a_head_is_the_product_of_pytorchs_distributions(name, spec, masked):
         expected = [kl_divergence(*pair).reshape(BATCH, -1).sum(-1) for pair in zip(p, q, strict=True)]
         kl = heads[0].kl(one, other)
         assert kl.shape == (BATCH,)
-        assert kl.min() > 1e-3
         torch.testing.assert_close(kl, sum(expected), atol=1e-5, rtol=1e-5)
-    reverse = heads[0].kl(new, old)
-    assert (heads[0].kl(old, new) - reverse).abs().max() > 1e-3, "the order of the arguments matters"
     torch.testing.assert_close(heads[0].kl(old, old), torch.zeros(BATCH), atol=1e-6, rtol=0)
 
 
