@@ -159,10 +159,7 @@ def test_players_who_die_at_different_steps_in_two_games():
         [[1, 1, 10, 11, 11, 20], [1, 2, 3, 11, 12, 13], [1, 2, 3, 11, 12, 13]],
         [[1, 2, 2, 10, 11, 12], [1, 2, 2, 10, 11, 12], [1, 2, 3, 4, 11, 12]],
     ]
-    dead = [
-        [[0, 1, 1, 0, 1, 1], [0] * 6, [0] * 6],
-        [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0] * 6],
-    ]
+    dead = [[[0, 1, 1, 0, 1, 1], [0] * 6, [0] * 6], [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0] * 6]]
     ends = [
         [[1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 1]],
         [[0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0]],
@@ -181,6 +178,15 @@ def test_players_who_die_at_different_steps_in_two_games():
     ]
     # One seed per game, at the first reset only. The second game is still in its second round.
     assert [game.seeds for game in games] == [[0, None, None], [3, None]]
+
+
+def test_metrics_are_means_of_each_player_whose_episode_ended(fit):
+    data = {"env_id": lambda: Mortals((2, 4, 99)), "num_envs": 3, "num_steps": 8, "total_timesteps": 24}
+    metrics = fit(data).trainer.callback_metrics
+    for name, expected in (("", (5, 3)), ("-player0", (2, 2)), ("-player1", (8, 4))):
+        keys = f"charts/episodic_return{name}", f"charts/episodic_length{name}"
+        assert tuple(metrics[key] for key in keys) == expected
+    assert not any("player2" in name for name in metrics)
 
 
 def test_dead_players_do_not_enter_the_statistics():
@@ -299,10 +305,13 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
     final = rewards[0]
     assert following["reward"].flatten().tolist() == [0, 0, 0, final] * 2
-    module = SelfPlay(gamma=1.0, gae_lambda=1.0)
-    module.agent = MLPAgent(*env.agent_specs)
-    rollout["state_value"].zero_()
-    assert module.advantages(rollout)["advantage"].flatten().tolist() == [final, -final, -final, final] * 2
+    # The next value is that of the opponent, except after the first of two moves of one player.
+    cases = (1.0, 0.0, [final, -final, -final, final]), (0.0, 0.5, [-1, 0, -1, final - 0.5])
+    for gae_lambda, value, advantages in cases:
+        module = SelfPlay(gamma=1.0, gae_lambda=gae_lambda)
+        module.agent = MLPAgent(*env.agent_specs)
+        rollout["state_value"].fill_(value)
+        assert module.advantages(rollout)["advantage"].flatten().tolist() == advantages * 2
     assert following["episode_reward"].flatten().tolist()[3::4] == [final] * 2
 
 
@@ -361,18 +370,8 @@ class Kept(Mortals):
 
 
 def test_a_dead_player_that_a_game_lists_stays_dead():
-    plain, kept = (ParallelGamesEnv(functools.partial(kind, (2, 5)), [1, 2]) for kind in (Mortals, Kept))
-    for env in (plain, kept):
-        env.reset_arrays()
-    for _ in range(8):
-        found = []
-        for env in (plain, kept):
-            *arrays, terminated, truncated, _ = env.step_arrays(np.zeros(2, int))
-            found.append([*arrays, terminated, truncated, env.valid.copy()])
-            if (terminated | truncated).any():
-                found[-1].append(env.reset_arrays(terminated | truncated))
-        for one, other in zip(*found, strict=True):
-            np.testing.assert_array_equal(one, other)
+    games = (ParallelGamesEnv(functools.partial(kind, (2, 5)), [1, 2]) for kind in (Mortals, Kept))
+    torch.testing.assert_close(*(collect(env, 12).to_dict() for env in games), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["possible_agents", "metadata"])

@@ -9,12 +9,9 @@ import yaml
 from torch.utils.data import DataLoader
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, SelfPlay
-from ppo_lightning.algorithms.run_log import episode_means
 from ppo_lightning.envs.factory import EnvFactory
-from ppo_lightning.games.pettingzoo import ParallelGamesEnv
 from ppo_lightning.games.players import agent_player, make_player
 from ppo_lightning.games.tournament import play_games, probe_game
-from ppo_lightning.games.turn_based import TurnBasedGamesEnv
 from ppo_lightning.spaces.specs import stored
 from tests.helpers import ROOT, SaveAfter, weights
 
@@ -64,24 +61,6 @@ def test_returns_of_both_players_are_logged(learn):
 def test_settings_that_cannot_work_are_refused(learn, options, message):
     with pytest.raises(ConfigError, match=message):
         learn(**{"rating_games": 2} | options)
-
-
-def test_means_by_player():
-    # Return, length and player: player 0 has two episodes, player 1 one, player 2 none.
-    episodes = torch.tensor([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [-3.0, 40.0, 1.0]])
-    players, turns = (object.__new__(kind) for kind in (ParallelGamesEnv, TurnBasedGamesEnv))
-    object.__setattr__(players, "num_players", 3)
-    means = episode_means({"": episodes} | players.by_player(episodes))
-    assert means["charts/episodic_return-player0"] == 1.5
-    assert means["charts/episodic_length-player0"] == 15
-    assert means["charts/episodic_return-player1"] == -3
-    assert not any(name.endswith("player2") for name in means)
-    assert means["charts/episodic_return"] == 0
-    means = episode_means(turns.by_player(episodes[:2]))
-    assert means["charts/episodic_return-player0"] == 1.5
-    assert means["charts/episodic_return-player1"] == -1.5
-    assert means["charts/episodic_length-player1"] == 15
-    assert episode_means({"": episodes[:0]}) == {}
 
 
 def test_a_validation_rates_the_agent(learn, tmp_path):

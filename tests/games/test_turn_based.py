@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, make_env
-from ppo_lightning.algorithms import losses
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
@@ -26,21 +25,12 @@ GAMES = [
 @pytest.mark.parametrize("game", GAMES)
 def test_random_games_end_with_rewards(game):
     env = make_env(game, 3, backend="envpool", seed=1)
-    generator = np.random.default_rng(0)
-    observation = env.reset_arrays()
-    games, results = 0, 0
-    for _ in range(400):
-        masks = observation[:, : env.spaces[1].n]
-        legal = np.array([generator.choice(np.flatnonzero(mask)) for mask in masks])
-        observation, reward, terminated, truncated, _ = env.step_arrays(legal)
-        done = terminated | truncated
-        games += done.sum()
-        results += np.abs(reward).sum()
-        assert not (~env.valid & done).any()
-        assert not reward[~env.valid].any()
-        assert set(env.mover.tolist()) <= {0, 1}
-    assert games
-    assert results
+    rollout = make_collector(env, MLPAgent(*env.agent_specs), 400).rollout()
+    reward, terminated = (rollout["next", name].squeeze(-1) for name in ("reward", "terminated"))
+    assert terminated.any() and reward.any()
+    invalid = rollout["weight"] == 0
+    assert not terminated[invalid].any() and not reward[invalid].any()
+    assert set(rollout["player"].unique().tolist()) <= {0, 1}
 
 
 def test_a_row_shows_the_player_to_move():
@@ -82,7 +72,7 @@ class Scripted(MLPAgent):
         return policy
 
 
-def test_advantages_of_a_game_computed_by_hand():
+def test_the_players_the_winner_and_the_steps_that_count():
     env = make_env("TicTacToe-v1", 1, backend="envpool", seed=3)
     rollout = make_collector(env, Scripted(*env.agent_specs), num_steps=12).rollout()
     first = rollout["player"][0, 0].item()
@@ -91,23 +81,6 @@ def test_advantages_of_a_game_computed_by_hand():
     assert rollout["next", "reward"][0, :6, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert rollout["next", "episode_reward"][0, 4].item() == (1 if first == 0 else -1)
     assert rollout["weight"][0].tolist() == [1] * 5 + [0] + [1] * 5 + [0]
-    reward, terminated, done = (rollout["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
-
-    def advantages(gamma, gae_lambda, value):
-        next_value = value.roll(-1, dims=1)
-        return losses.gae(
-            reward, value, next_value, terminated, done, gamma * rollout["discount"], gae_lambda
-        )
-
-    # gamma 0.5, lambda 0: the loser's last step has the TD error 0 - 0.5 * V(winner) - V(loser).
-    value = torch.zeros(1, 12)
-    value[0, 3:5] = torch.tensor([-0.4, 0.6])
-    advantage, target = advantages(0.5, 0.0, value)
-    assert advantage[0, 3:5].tolist() == pytest.approx([0 - 0.5 * 0.6 + 0.4, 1 - 0.6])
-    assert target[0, 3].item() == pytest.approx(-0.3)
-    # gamma 0.5, lambda 1: 1, -0.5, 0.25, -0.125, 0.0625 from the last step backwards.
-    advantage, _ = advantages(0.5, 1.0, torch.zeros(1, 12))
-    assert advantage[0, :5].tolist() == [0.0625, -0.125, 0.25, -0.5, 1]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +104,11 @@ def test_a_memory_is_refused(fit):
         fit(data | {"total_timesteps": 64}, {"agent": agent}, ppo=RecurrentPPO)
 
 
+both_backends = pytest.mark.parametrize(
+    ("env_id", "backend"), [("TicTacToe-v1", "envpool"), ("pettingzoo/classic/tictactoe_v3", "pettingzoo")]
+)
+
+
 def openings_of(rollout):
     """Return the number of random moves, and these moves, of each whole game of a rollout."""
     lengths, moves = [], []
@@ -150,10 +128,7 @@ def openings_of(rollout):
     return lengths, moves
 
 
-@pytest.mark.parametrize(
-    ("env_id", "backend"),
-    [("TicTacToe-v1", "envpool"), ("pettingzoo/classic/tictactoe_v3", "pettingzoo")],
-)
+@both_backends
 def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     options = {"env_kwargs": {"opening_moves": 3}}
     env = make_env(env_id, 16, backend, seed=1, **options)
@@ -168,10 +143,7 @@ def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     assert rollout.get("weight", torch.ones(16, 5)).all()
 
 
-@pytest.mark.parametrize(
-    ("env_id", "backend"),
-    [("TicTacToe-v1", "envpool"), ("pettingzoo/classic/tictactoe_v3", "pettingzoo")],
-)
+@both_backends
 def test_other_seeds_give_other_openings(env_id, backend):
     env = make_env(env_id, 16, backend, seed=1, env_kwargs={"opening_moves": 3})
 
