@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torchrl.data import Categorical
+from torchrl.data import Categorical, Unbounded
 
 import ppo_lightning
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
+from ppo_lightning.models.networks import NetworkAgent
 from ppo_lightning.offpolicy import C51Agent, QAgent
 from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space
 from tests.environments import Parts
@@ -97,6 +98,22 @@ def test_the_value_of_a_q_network_is_that_of_the_best_allowed_action(kind, tmp_p
     assert action.tolist() == [0, 1, 2]
     everything = torch.tensor([[1, 1, 1, 0.5, 0.5]])
     np.testing.assert_allclose(value, agent.explain(everything)[0][0].detach(), rtol=1e-4, atol=1e-5)
+
+
+class OfFixedLength(torch.nn.Module):
+    def __init__(self, out_features):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, out_features)
+
+    def forward(self, x):
+        return self.linear(x.reshape(len(x), -1))
+
+
+def test_a_network_of_a_fixed_number_of_rows_is_not_exported(tmp_path):
+    spec = Unbounded((2, 2))
+    agent = NetworkAgent(spec, Categorical(2, shape=()), actor=OfFixedLength(2), critic=OfFixedLength(1))
+    with pytest.raises(Exception, match="batch as dynamic but your code specialized it"):
+        to_onnx(agent, spec, tmp_path / "agent.onnx")
 
 
 def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, output_of):
