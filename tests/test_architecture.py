@@ -104,17 +104,6 @@ def test_no_room_imports_from_a_floor_above(room):
     assert upwards == {door for door in DOORS if door[0].partition(".")[0] == room}
 
 
-def test_no_other_room_names_the_experiments():
-    """Only the table of the commands does, as a string."""
-    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
-    users = {
-        path.as_posix()
-        for path in paths
-        if path.parts[0] != "experiments" and re.search(r"\bexperiments\b", (PACKAGE / path).read_text())
-    }
-    assert users == {"commands/options.py"}
-
-
 def test_no_modules_import_each_other_in_a_circle():
     graph = {
         module: {source for source in sources if source != module} for module, sources in imports().items()

@@ -32,9 +32,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)\| the recipe .*\| without 7, advantage normalization ",
         )
     ],
-    "attack": [
-        Command("--kills 1 --files 1 --disks 1 --settings 2 --workers 1 --output a.md", "random settings")
-    ],
+    "attack": "tests/test_attack.py has a small one",
     "candidates": [Command("")],  # a module: tests/algorithms/test_candidates.py
     "collection": [
         Command("workers --repeats 1 --seconds 0.2", "TorchRL ParallelEnv"),
@@ -56,7 +54,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)Goal-v0 \| 2048 .*at least as high on \d of 2 tasks.*`guess` and `today`.*of 2 tasks",
         ),
     ],
-    "figures": [Command("--output . && test -s speed.png && test -s offpolicy.png")],
+    "figures": "tests/test_figures.py draws all",
     "offpolicy_speed": [
         Command("--workloads dqn-cartpole --repeats 1 --seconds 1", r"\| dqn-cartpole \| 50 \| ours \| \d+ ")
     ],

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import resources
 from importlib.metadata import distributions, requires
 
 import pytest
@@ -131,7 +130,3 @@ def test_lightning_waits_for_the_versions_whose_private_names_were_checked():
 
 def bound_of(requirement):
     return next(it.version for it in requirement.specifier if it.operator == "<")
-
-
-def test_the_package_is_typed():
-    assert resources.files("ppo_lightning").joinpath("py.typed").is_file()
