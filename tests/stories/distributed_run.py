@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import sys
-import types
 from collections import Counter
 from datetime import timedelta
 from operator import attrgetter
@@ -20,10 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torchrl.envs import InitTracker
 
 import ppo_lightning.offpolicy
-from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import CaptureVideo, Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
-from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.models.normalizers import CollectorMoments, Running
 from ppo_lightning.rollouts import collector, scan_collector
@@ -43,11 +40,9 @@ options = {
     "transforms": False,
     "rollouts": 3,
     "kl_of_ranks": None,
-    "local": None,
     "spoil": None,
     "check_every": 10,
     "trouble_on": None,
-    "nodes": 1,
     "nccl": False,
     "validations": 0,
     "video": False,
@@ -66,21 +61,16 @@ class Recorded:
     def on_train_start(self):
         super().on_train_start()
         self.initial = self.first = weights(self)
-        self.exchanges = self.updates = 0
         self.drift = None
         self.counted = Counter()
         # NCCL exchanges no tensors of the CPU. With a hook, the update is eager.
         if several and not options["nccl"] and not self.hparams.compile:
-            self.trainer.model.register_comm_hook(None, self.exchange)
+            self.trainer.model.register_comm_hook(None, allreduce_hook)
 
     def on_train_batch_end(self, *args):
         super().on_train_batch_end(*args)
         if self.rollouts_done == options["save_after"]:
             self.trainer.save_checkpoint(f"{options['folder']}/middle.ckpt")
-
-    def exchange(self, state, bucket):
-        self.exchanges += 1
-        return allreduce_hook(None, bucket)
 
     def training_step(self, rollout, batch_idx):
         self.collectives, self.counted = counted - self.counted, Counter(counted)  # of an iteration
@@ -107,7 +97,6 @@ class Recorded:
     def update(self, *args):
         metrics = super().update(*args)
         self.drift = getattr(getattr(self, "optimize", None), "_drift", None)
-        self.updates += len(metrics)
         if options["kl_of_ranks"]:
             for parts in metrics:
                 parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
@@ -188,21 +177,6 @@ def divide_statistics():
     collector.CollectorMoments = PartMoments
 
 
-def make_local(what):
-    """Replace one exchange between ranks by a local computation."""
-    if what == "seeds":
-        make = EnvFactory.make
-        EnvFactory.make = lambda self, num_envs, seed, first_env: make(self, num_envs, seed, 0)
-    if what == "statistics":
-        alone = {"world_size": lambda: 1, "gather": lambda tensor: tensor[None]}
-        normalizers.collectives = types.SimpleNamespace(**alone)
-    if what == "advantages":
-        normalize = losses.normalize
-        losses.normalize = lambda advantage, weight, pooled, eps: normalize(advantage, weight, None, eps)
-    if what == "kl":
-        ppo_lightning.PPO.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
-
-
 def refuse_cpu_tensors():
     """Make the default process group behave like NCCL's, which exchanges no tensors of the CPU.
 
@@ -233,10 +207,9 @@ def train(settings):
     """Train this process's rank, and the other ranks if the environment does not name this one."""
     global several
     options.update(settings)
-    several = options["devices"] * options["nodes"] > 1
+    several = options["devices"] > 1
     torch.set_num_threads(1)
     L.seed_everything(1)
-    make_local(options["local"])
     if options["record"]:
         record_rows()
         count_collectives()
@@ -253,7 +226,7 @@ def train(settings):
     rates = {} if options["algorithm"] == "SAC" else {"learning_rate": 1e-3}  # SAC has policy_lr and q_lr
     module = type("Run", (Recorded, algorithm), {})(**rates | options["model"] | networks)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto"
-    processes = {"devices": options["devices"], "num_nodes": options["nodes"], "strategy": strategy}
+    processes = {"devices": options["devices"], "strategy": strategy}
     callbacks = [Preemption(), *([CaptureVideo(every=5, max_frames=3)] if options["video"] else [])]
     trainer = trainers_in(options["folder"])(
         max_epochs=1, limit_val_batches=options["validations"], callbacks=callbacks, **processes
@@ -274,8 +247,6 @@ def train(settings):
         if several
         else None,
         "kl_factor": getattr(module.lr_schedulers(), "kl_factor", 1.0),
-        "exchanges": module.exchanges,
-        "updates": module.updates,
         "metrics": {k: v.item() for k, v in trainer.callback_metrics.items() if k != "charts/SPS"},
         "returns": list(module.episode_returns),
         "initial": module.initial,
