@@ -11,10 +11,7 @@ from torchrl.data import Categorical, Unbounded
 
 from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
-from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export.onnx import largest_difference, to_onnx
 from ppo_lightning.models.init import normed
-from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter, require_same
 
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 64 * 7}
@@ -344,15 +341,3 @@ def test_normed_weights_have_one_norm_per_output():
     torch.testing.assert_close(cosine, torch.ones(2))
     with pytest.raises(ConfigError, match=r"normed_init is true: set model.agent.body to impala"):
         CNNAgent(*spec, normed_init=True)
-
-
-def test_a_checkpoint_and_an_exported_agent_act_as_the_trained_one(fit, tmp_path):
-    """The exported agent leaves the auxiliary value function out."""
-    path = tmp_path / "7.ckpt"
-    module = fit(DATA, MODEL, ppo=PPG, callbacks=[SaveAfter(path, 7)])
-    loaded, observation = PPG.load_from_checkpoint(path), torch.randn(16, 4)
-    assert torch.equal(state(loaded), state(module))
-    checkpoint = read_checkpoint(str(path))
-    spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
-    onnx = to_onnx(loaded.agent, spec, tmp_path / "agent.onnx")
-    assert largest_difference(loaded.agent, onnx, observation.numpy()) < 1e-5

@@ -136,14 +136,6 @@ def test_a_resumed_run_uses_the_new_learning_rate_and_epsilon(saved, fit, anneal
     assert module.trainer.optimizers[0].param_groups[0]["eps"] == 1e-3
 
 
-def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
-    one_epoch = SMALL | {"rollouts_per_epoch": 100}
-    save = ModelCheckpoint(dirpath=tmp_path / "end", filename="end")
-    fit(one_epoch, enable_checkpointing=True, callbacks=[save])
-    with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps left"):
-        fit(one_epoch | {"total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
-
-
 def test_a_run_does_not_resume_with_rollouts_of_another_size(saved, fit):
     with pytest.raises(ConfigError, match=r"num_envs \* data.num_steps = 64, and now it is 128"):
         fit({**SMALL, "num_envs": 8}, ckpt_path=saved[1][0])

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ablate import FULL, SWITCHES, draw, jobs_without, recipe_manifest
+from benchmarks.ablate import FULL, SWITCHES, jobs_without, recipe_manifest
 from ppo_lightning import ConfigError
 from ppo_lightning.algorithms.manifest import DETAILS
 from ppo_lightning.commands.details import places
-from ppo_lightning.experiments.report import write_csv
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = {
@@ -102,18 +101,3 @@ def test_an_ablation_trains_with_and_without_each_detail():
 def test_what_cannot_be_switched_off_is_refused(number, message):
     with pytest.raises(ConfigError, match=message):
         jobs_without(CONFIGS / "ppo/classic.yaml", [1], [number], ())
-
-
-def test_an_ablation_is_drawn(tmp_path):
-    labels = (FULL, "without 7")
-    write_csv(
-        tmp_path / "runs.csv",
-        [{"recipe": it, "seed": s, "episodic_return": 10 * s} for it in labels for s in (1, 2)],
-    )
-    points = [(it, s, 100 * t) for it in labels for s in (1, 2) for t in range(1, 9)]
-    write_csv(
-        tmp_path / "curves.csv",
-        [{"recipe": a, "seed": b, "env_steps": c, "episodic_return": c} for a, b, c in points],
-    )
-    draw(tmp_path)
-    assert (tmp_path / "ablation.png").stat().st_size > 10_000

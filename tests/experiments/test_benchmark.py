@@ -333,17 +333,6 @@ def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):
     assert [row["step"] for row in metrics_of(tmp_path)] == ["100"]
 
 
-def test_a_run_has_the_working_directory_of_its_benchmark(tmp_path, monkeypatch):
-    """Relative paths of recipes and flags mean what they mean for `fit`."""
-    (job,) = jobs_of([RECIPE], [1], [], ())
-    started = []
-    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: started.append((words, options)))
-    monkeypatch.setattr(provenance, "source", dict)
-    Runner(tmp_path, 1, 1).start(job)
-    (((command,), options),) = started
-    assert "cwd" not in options and str(tmp_path / "runs/classic-1") in command
-
-
 def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
     (job,) = jobs_of([RECIPE], [1], [], ())
     runner = Runner(tmp_path, 1, 1)
@@ -497,30 +486,6 @@ def test_a_run_that_begins_after_the_shortest_run_has_no_curve(tmp_path):
     assert curve(points[2:], "seconds", np.linspace(0, 2, 101)).mask.all()
     curves.draw(points, "seconds", {}, tmp_path / "curves")
     assert (tmp_path / "curves.png").exists()
-
-
-@pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
-def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
-    """The legend stands beside the panels; inside, it once covered low curves."""
-    shown = {}
-    monkeypatch.setattr(curves, "save", lambda figure, path: shown.update(figure=figure))
-    points = [
-        {"recipe": label, "seed": seed, "env_steps": step, "episodic_return": -step}
-        for label in labels
-        for seed in (1, 2)
-        for step in range(100, 1100, 100)
-    ]
-    curves.draw(points, "env_steps", {labels[-1]: 3.0}, tmp_path / "curves")
-    figure = shown["figure"]
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    box, renderer = legend.get_window_extent(), figure.canvas.get_renderer()
-    panels = [axis for axis in figure.axes if axis.get_visible()]
-    assert len(panels) == len(labels)
-    assert not any(box.overlaps(axis.get_tightbbox(renderer)) or axis.get_legend() for axis in panels)
-    assert figure.bbox.contains(*box.min) and figure.bbox.contains(*box.max)
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["ppo_lightning: mean, and each seed", "CleanRL, at the end"]
 
 
 # Comparing

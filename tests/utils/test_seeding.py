@@ -17,7 +17,7 @@ from ppo_lightning import DQN, PPG, PPO, RND, RPO, SAC, MLPAgent, RecurrentPPO
 from ppo_lightning.utils import seeding
 from ppo_lightning.utils.seeding import Shard, Stream, derive_seed, isolated, seed_globally
 from tests import environments
-from tests.helpers import RecordedPPO, SaveAfter
+from tests.helpers import RecordedPPO
 
 DATA = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64}
 
@@ -69,14 +69,6 @@ def test_each_use_has_numbers_of_its_own(fit, drawn, ppo, env_id, options, strea
     )
     assert set(drawn.values()) == {1}, "nothing is drawn twice"
     assert Counter(stream for _, stream, *_ in drawn) == streams
-
-
-def test_a_resumed_run_keeps_the_numbers_of_its_seed(fit, drawn, tmp_path):
-    fit(DATA, limit_val_batches=0, seed=1, callbacks=[SaveAfter(tmp_path / "half.ckpt", 2)])
-    second_half = {key for key in drawn if key[2] >= 2}
-    drawn.clear()
-    fit(DATA, limit_val_batches=0, seed=2, ckpt_path=tmp_path / "half.ckpt")
-    assert drawn.keys() == second_half
 
 
 def test_the_initial_seed_stays_when_the_global_generators_are_seeded():
