@@ -104,11 +104,8 @@ def test_a_run_with_the_remedy_of_a_sentence_trains(output_of, flags):
         ("seed_everythin: 1", "unknown: did you mean seed_everything?"),
     ],
 )
-def test_a_misspelt_key_names_the_right_one(run_cli, config, message):
-    code, _, err = run_cli("fit", "--config", CARTPOLE, "--config", config)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert message in err
+def test_a_misspelt_key_names_the_right_one(refusal_of, config, message):
+    assert message in refusal_of("fit", "--config", CARTPOLE, "--config", config)
 
 
 def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp_path):
@@ -175,13 +172,9 @@ def test_a_wrong_command_ends_in_one_sentence(command, refusal_of):
     assert REFUSED[command] in refusal_of(*command.split())
 
 
-def test_settings_are_beside_the_checkpoints_of_any_logger(run_cli, tmp_path):
-    code, _, err = run_cli("fit", *SHORT, "--trainer.logger", "tests.commands.test_cli.OwnLogger")
-    assert code == 0, err
-    assert {path.name for path in (tmp_path / "own/mine/run7").iterdir()} == {
-        "checkpoints",
-        "cli_config.yaml",
-    }
+def test_settings_are_beside_the_checkpoints_of_any_logger(output_of, tmp_path):
+    output_of("fit", *SHORT, "--trainer.logger", "tests.commands.test_cli.OwnLogger")
+    assert {it.name for it in (tmp_path / "own/mine/run7").iterdir()} == {"checkpoints", "cli_config.yaml"}
     assert {path.name for path in tmp_path.iterdir()} == {"own"}
 
 
@@ -242,14 +235,10 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch):
         __main__.main()
 
 
-def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
+def test_a_missing_extra_names_the_pip_command(refusal_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
-    assert code == 2
-    assert err == (
-        "error: The package 'envpool' is missing: run pip install 'ppo-lightning[envpool]', or, in a clone,"
-        " pip install -c constraints.txt -e '.[envpool]'.\n"
-    )
+    refusal = refusal_of("fit", "--config", CARTPOLE, "--data.backend", "envpool")
+    assert "'envpool' is missing: run pip install 'ppo-lightning[envpool]'" in refusal
 
 
 def in_a_process(tmp_path, *args):
@@ -410,7 +399,9 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli):
         ("tune", "--output", "file", "file cannot be used (File exists)"),
     ],
 )
-def test_an_output_that_cannot_be_written_ends_in_one_sentence(run_cli, request, command, flag, path, reason):
+def test_an_output_that_cannot_be_written_ends_in_one_sentence(
+    refusal_of, request, command, flag, path, reason
+):
     Path("folder").mkdir()
     Path("file").write_text("")
     Path("space.yaml").write_text("parameters: {model.gamma: {choices: [0.9]}}")
@@ -418,5 +409,4 @@ def test_an_output_that_cannot_be_written_ends_in_one_sentence(run_cli, request,
         own = ["--ckpt_path", request.getfixturevalue("trained")]
     else:
         own = ["--recipes", CARTPOLE, *(["--space", "space.yaml"] if command == "tune" else [])]
-    code, _, err = run_cli(command, *own, flag, path)
-    assert (code, err) == (2, f"error: {reason}: name another file or folder.\n")
+    assert f"error: {reason}: " in refusal_of(command, *own, flag, path)
