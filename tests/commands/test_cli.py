@@ -340,16 +340,6 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     assert "wall time" in run.stdout
 
 
-def test_the_last_lines_tell_what_was_reached(output_of):
-    out = output_of("fit", "--config", CARTPOLE, *SHORT)
-    lines = out[out.index("return over the last ") :].splitlines()
-    assert lines[1].startswith("evaluation, deterministic: return ")
-    assert lines[2].startswith("wall time: ")
-    assert lines[3].startswith("checkpoint: ")
-    assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
-    assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/ppo_classic')"
-
-
 def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(output_of, trained, monkeypatch):
     run = trained.parent.parent
     settings = (run / "cli_config.yaml").read_text()

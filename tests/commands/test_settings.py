@@ -49,6 +49,7 @@ SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
         ("model.target_kl", 0.0),
         ("model.num_minibatches", 2.5),
         ("model.update_epochs", 0),
+        ("model.clip_vloss", "yes"),
         ("model.gamma", 1.01),
         ("model.gamma", None),
         ("model.gamma", "0.9"),

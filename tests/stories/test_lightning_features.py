@@ -5,7 +5,6 @@ import functools
 import re
 from datetime import timedelta
 
-import gymnasium as gym
 import lightning as L
 import pytest
 import torch
@@ -28,6 +27,7 @@ from ppo_lightning.algorithms.checks import of_callbacks
 from ppo_lightning.callbacks import guards
 from tests.environments import Rising
 from tests.helpers import SaveAfter, weights
+from tests.spaces.test_spaces import Any
 
 STEPS = 64  # environment steps per rollout
 UPDATES = 4  # optimizer steps per rollout
@@ -176,25 +176,20 @@ def test_the_best_checkpoints_are_kept(fit, tmp_path):
     assert module.trainer.checkpoint_callback.best_model_score == max(keep.best_k_models.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 0}])
-def test_checkpoints_are_named_by_environment_steps(fit, tmp_path, options):
-    keep = ModelCheckpoint(tmp_path, save_top_k=-1)
-    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True, **VALIDATED | options)
+@pytest.mark.parametrize(
+    ("kept", "options", "rollouts"),
+    [
+        ({"save_top_k": -1}, VALIDATED, [3, 6, 8]),
+        ({"save_top_k": -1}, {}, [3, 6, 8]),
+        ({}, VALIDATED | {"check_val_every_n_epoch": 2}, [8]),  # which is not evaluated
+        ({"save_top_k": -1, "every_n_train_steps": 2 * UPDATES}, {}, [2, 4, 6, 8]),
+    ],
+)
+def test_checkpoints_are_named_by_environment_steps(fit, tmp_path, kept, options, rollouts):
+    keep = ModelCheckpoint(tmp_path, **kept)
+    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True, **options)
     names = {path.stem for path in tmp_path.glob("*.ckpt")}
-    assert names == {"epoch=0-step=192", "epoch=1-step=384", "epoch=2-step=512"}
-
-
-def test_the_end_is_saved_if_it_is_not_evaluated(fit, tmp_path):
-    keep = ModelCheckpoint(tmp_path)
-    fit(
-        EIGHT,
-        MODEL,
-        callbacks=[keep],
-        enable_checkpointing=True,
-        limit_val_batches=1.0,
-        check_val_every_n_epoch=2,
-    )
-    assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["epoch=2-step=512"]
+    assert names == {f"epoch={(done - 1) // 3}-step={done * STEPS}" for done in rollouts}
 
 
 def test_a_resumed_run_with_a_limit_of_steps_goes_to_its_end(fit, tmp_path):
@@ -208,13 +203,6 @@ def test_a_point_of_several_rollouts_has_all_their_episodes(fit, tmp_path):
     data = {"env_id": Rising, "num_envs": 1, "num_steps": 10, "total_timesteps": 70}
     fit(data, {"num_minibatches": 2}, logger=CSVLogger(tmp_path), log_every_n_steps=3)
     assert points(tmp_path, "charts/episodic_return") == [(30, 3.5), (60, 9.5), (70, 13.5)]
-
-
-def test_checkpoints_by_optimizer_steps(fit, tmp_path):
-    keep = ModelCheckpoint(tmp_path, every_n_train_steps=2 * UPDATES, save_top_k=-1)
-    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True)
-    saved = sorted(PPO.load_from_checkpoint(path).env_steps // STEPS for path in tmp_path.glob("*.ckpt"))
-    assert saved == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize(
@@ -263,22 +251,9 @@ def test_weights_are_averaged(fit, tmp_path):
     torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
 
 
-class Anything(gym.Env):
-    """Environment with random observations."""
-
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
 def test_an_average_leaves_indices_and_choices_as_they_are(fit):
     """Averages of integers are cut off, and a choice is found by its exact number."""
-    data = EIGHT | {"env_id": functools.partial(Anything, spaces.Discrete(9), spaces.MultiDiscrete([3, 3]))}
+    data = EIGHT | {"env_id": functools.partial(Any, spaces.Discrete(9), spaces.MultiDiscrete([3, 3]))}
     module, plain = (fit(data, MODEL, callbacks=[*added]) for added in ([EMAWeightAveraging(decay=0.9)], []))
     assert all(torch.equal(x, module.agent.get_buffer(name)) for name, x in plain.agent.named_buffers())
 

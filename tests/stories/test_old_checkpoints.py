@@ -18,6 +18,7 @@ from torchrl.data import Composite
 import ppo_lightning
 from ppo_lightning import AgentModule, RolloutDataModule
 from ppo_lightning.checkpoints.moved import MOVED
+from tests.conftest import trainers_in
 
 FOLDER = Path(__file__).parent / "old"
 ZOO = Path(__file__).parents[2] / "zoo"
@@ -52,12 +53,6 @@ def run_of(name: str, rollouts: int = 2) -> tuple[Any, RolloutDataModule]:
     size = {"num_envs": 4, "num_steps": 16, "total_timesteps": rollouts * 64, "eval_episodes": 1}
     backend = "envpool" if algorithm == "SelfPlay" else "gymnasium"
     return module, RolloutDataModule(env_id, backend, **size)
-
-
-def trainer_of(folder: Path) -> L.Trainer:
-    """Return a Trainer that writes no checkpoints."""
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    return L.Trainer(accelerator="cpu", default_root_dir=folder, enable_checkpointing=False, **quiet)
 
 
 def actions_of(module: Any, rows: int = 100) -> np.ndarray:
@@ -102,10 +97,10 @@ def test_old_checkpoints_act_as_they_did():
 
 @pytest.mark.parametrize("name", ["ppo", "recurrent", "dqn", "sac"])
 @pytest.mark.filterwarnings("ignore:.*replay buffer.*")
-def test_old_checkpoints_resume(name, tmp_path):
+def test_old_checkpoints_resume(name, make_trainer):
     module, data = run_of(name, rollouts=4)
     L.seed_everything(1)
-    trainer_of(tmp_path).fit(module, data, ckpt_path=FOLDER / f"{name}.ckpt")
+    make_trainer().fit(module, data, ckpt_path=FOLDER / f"{name}.ckpt")
     assert module.env_steps == 256
 
 
@@ -119,7 +114,7 @@ def main() -> None:
     for name in RUNS:
         L.seed_everything(1)
         module, data = run_of(name)
-        trainer = trainer_of(FOLDER)
+        trainer = trainers_in(FOLDER)()
         trainer.fit(module, data)
         trainer.save_checkpoint(FOLDER / f"{name}.ckpt")
     np.savez_compressed(FOLDER / "actions.npz", **{name: actions_of(x) for name, x in loaded().items()})
