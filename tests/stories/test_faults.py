@@ -114,21 +114,17 @@ def test_a_file_that_executes_code_is_refused_by_every_method_of_the_trainer(
     assert Path("executed").exists(), "or the file was harmless"
 
 
-def run_with(trouble, folder, **options):
-    """Train in a new process, with trouble at step 40 of environment 1."""
-    data = {
-        "env_id": "tests.environments:Trouble-v0",
-        "env_kwargs": {"kind": trouble, "at": 40, "env": 1},
-        "num_envs": 4,
-    }
-    return start(folder, 1, data=data | options, rollouts=4)
+def trouble(kind, at, **kwargs):
+    """Return the settings of environments, of which one fails at a step."""
+    return {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": kind, "at": at} | kwargs}
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path, overlap):
     began = time.monotonic()
-    code, errors = finish(run_with("hangs", tmp_path / "run", step_timeout=3.0, overlap=overlap))
+    data = trouble("hangs", 40, env=1) | {"num_envs": 4, "step_timeout": 3.0, "overlap": overlap}
+    code, errors = finish(start(tmp_path / "run", 1, data=data, rollouts=4))
     assert code == 1
     assert "Timeout (0:00:03)!" in errors
     stacks = errors.split("Thread 0x")[1:]
@@ -138,11 +134,8 @@ def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path, ove
 
 def test_an_error_cancels_the_step_timeout():
     """Otherwise the process, for example a notebook, would end at the timeout."""
-    env = make_env(
-        "tests.environments:Trouble-v0", 1, env_kwargs={"kind": "raises", "at": 3, "env": Trouble.made}
-    )
-    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-    collector = make_collector(env, agent, 8, step_timeout=2.0)
+    env = make_env(**trouble("raises", 3, env=Trouble.made))
+    collector = make_collector(env, MLPAgent(*env.agent_specs), 8, step_timeout=2.0)
     with pytest.raises(RuntimeError, match="the simulator is broken"):
         collector.rollout()
     time.sleep(2.5)
@@ -166,14 +159,9 @@ L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).v
 
 @pytest.mark.integration
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("trouble", ["raises", pytest.param("exits", marks=pytest.mark.slow), "hangs"])
-def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble, overlap):
-    data = {
-        "env_id": "tests.environments:Trouble-v0",
-        "env_kwargs": {"kind": trouble, "at": 20},
-        "step_timeout": 3.0,
-        "overlap": overlap,
-    }
+@pytest.mark.parametrize("kind", ["raises", pytest.param("exits", marks=pytest.mark.slow), "hangs"])
+def test_trouble_on_one_rank_ends_all_ranks(tmp_path, kind, overlap):
+    data = trouble(kind, 20) | {"step_timeout": 3.0, "overlap": overlap}
     agent = {"norm_obs": overlap}  # whose exchange another rank's thread waits for
     process = start(tmp_path / "run", 2, data=data, agent=agent, rollouts=4, trouble_on=1)
     code, errors = finish(process, timeout=90)
@@ -184,8 +172,6 @@ def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble, overlap):
 
 
 class Spoilt(PPO):
-    """PPO whose advantages are NaN in the second iteration."""
-
     def advantages(self, rollout):
         rollout = super().advantages(rollout)
         rollout["advantage"] *= torch.nan if self.rollouts_done == 2 else 1
@@ -211,8 +197,8 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
 )
 def test_an_environment_that_fails_is_made_anew_and_its_episode_is_truncated(kind, said):
     """The second environment fails at step 20; other episodes have 24 steps."""
-    kwargs = {"kind": kind, "at": 20, "env": Trouble.made + 1, "max_episode_steps": 24, "max_restarts": 1}
-    env = make_env("tests.environments:Trouble-v0", 3, env_kwargs=kwargs)
+    failing = trouble(kind, 20, env=Trouble.made + 1, max_episode_steps=24, max_restarts=1)
+    env = make_env(num_envs=3, **failing)
     agent, scaler = MLPAgent(*env.agent_specs, norm_obs=kind == "nan"), RewardScaler(0.99)
     collector = make_collector(env, agent, 8, reward_scaler=scaler)
     with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
@@ -327,8 +313,7 @@ def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit, data):
 
 
 def test_transforms_see_a_restart_as_a_truncation(fit):
-    kwargs = {"kind": "raises", "at": 3, "max_restarts": 9, "env": Trouble.made + 1}
-    data = SMALL | {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
+    data = SMALL | trouble("raises", 3, max_restarts=9, env=Trouble.made + 1)
     with pytest.warns(UserWarning, match="restart 1 of 9"):
         module = fit(data | {"transforms": [StepCounter(10)]}, ppo=RecordedPPO)
     assert any(rollout["next", "truncated"].any() for rollout in module.rollouts)
@@ -365,11 +350,7 @@ def test_a_new_environment_has_the_attributes_of_the_failed_one_and_a_seed_of_it
 
 @pytest.mark.integration
 def test_all_ranks_continue_after_a_restart_on_one_rank(tmp_path):
-    """The other rank does not wait."""
-    data = {
-        "env_id": "tests.environments:Trouble-v0",
-        "env_kwargs": {"kind": "raises", "at": 20, "max_restarts": 1},
-    }
+    data = trouble("raises", 20, max_restarts=1)
     code, errors = finish(start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1, check_every=1))
     assert code == 0, errors
     assert "restart 1 of 1" in errors

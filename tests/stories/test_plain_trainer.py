@@ -282,6 +282,32 @@ class Evaluations(L.Callback):
         self.results.append((pl_module.env_steps, pl_module.progress.evaluation["episodic_return"]))
 
 
+@pytest.fixture
+def fit_and_signal(fit, tmp_path):
+    """Return a function that trains a run of 24 rollouts, whole and with a callback that sends it a signal.
+
+    It requires the exit code, a checkpoint after that many rollouts, and the same end and evaluations.
+    """
+
+    def run(callback, code, rollouts, rollouts_per_epoch):
+        data = {"total_timesteps": 32 * 24, "eval_episodes": 2, "rollouts_per_epoch": rollouts_per_epoch}
+        train = functools.partial(fit, SMALL | data, MODEL, limit_val_batches=1)
+        played, expected = Evaluations(), Evaluations()
+        whole = train(callbacks=expected)
+        with pytest.raises(SystemExit) as end:
+            train(callbacks=[callback, ModelCheckpoint(tmp_path), played], enable_checkpointing=True)
+        assert end.value.code == code
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        path = tmp_path / "preempted.ckpt"
+        saved = torch.load(path, weights_only=True)
+        assert saved["env_steps"] == 32 * rollouts
+        require_same(whole, train(ckpt_path=path, callbacks=played))
+        assert played.results == expected.results and len(played.results) == 24 // rollouts_per_epoch
+        return saved
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("number", "code", "rollouts"),
     [
@@ -292,23 +318,12 @@ class Evaluations(L.Callback):
     ],
 )
 def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
-    fit, tmp_path, monkeypatch, number, code, rollouts
+    fit_and_signal, monkeypatch, number, code, rollouts
 ):
     """SIGUSR1 is SLURM's, here without Lightning's auto-requeue, as under torchrun."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
-    data |= {"rollouts_per_epoch": 12}  # the signal arrives in the last rollout of an epoch, or before
-    played, expected = Evaluations(), Evaluations()
-    whole = fit(data, MODEL, limit_val_batches=1, callbacks=expected)
-    callbacks = [Send(number, rollouts), ModelCheckpoint(tmp_path), played]
-    with pytest.raises(SystemExit) as end:
-        fit(data, MODEL, limit_val_batches=1, callbacks=callbacks, enable_checkpointing=True)
-    assert end.value.code == code
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    path = tmp_path / "preempted.ckpt"
-    assert torch.load(path, weights_only=True)["env_steps"] == 32 * rollouts
-    require_same(whole, fit(data, MODEL, limit_val_batches=1, ckpt_path=path, callbacks=played))
-    assert played.results == expected.results and len(played.results) == 2
+    # The signal arrives in the last rollout of an epoch, or before.
+    fit_and_signal(Send(number, rollouts), code, rollouts, rollouts_per_epoch=12)
 
 
 def test_a_run_that_gets_a_signal_in_its_last_rollout_completes_without_an_evaluation(fit, tmp_path):
@@ -323,34 +338,24 @@ def test_a_run_that_gets_a_signal_in_its_last_rollout_completes_without_an_evalu
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("rollouts", [6, 24])
-def test_a_signal_ends_an_evaluation_after_a_save(fit, tmp_path, monkeypatch, number, code, rollouts):
-    step, later = CartPoleEnv.step, []
+def test_a_signal_ends_an_evaluation_after_a_save(fit_and_signal, monkeypatch, number, code, rollouts):
+    step, steps = CartPoleEnv.step, []
+
+    def signals(env, action):
+        steps.append(action)
+        signal.raise_signal(number)
+        return step(env, action)
 
     class Arm(L.Callback):
         def on_validation_start(self, trainer, pl_module):
             if pl_module.rollouts_done == rollouts:
-                later.append("no step")
+                monkeypatch.setattr(CartPoleEnv, "step", signals)
 
-    def signals(env, action):
-        if later:
-            later.append("a step")
-            signal.raise_signal(number)
-        return step(env, action)
+        def on_exception(self, *args):
+            monkeypatch.undo()
 
-    data = SMALL | {"total_timesteps": 32 * 24, "rollouts_per_epoch": 6, "eval_episodes": 2}
-    played, expected = Evaluations(), Evaluations()
-    whole = fit(data, MODEL, limit_val_batches=1, callbacks=expected)
-    monkeypatch.setattr(CartPoleEnv, "step", signals)
-    options = {"callbacks": [Arm(), ModelCheckpoint(tmp_path), played], "enable_checkpointing": True}
-    with pytest.raises(SystemExit) as end:
-        fit(data, MODEL, limit_val_batches=1, **options)
-    monkeypatch.undo()
-    assert end.value.code == code and later == ["no step", "a step"]
-    saved = torch.load(tmp_path / "preempted.ckpt", weights_only=True)
-    assert saved["env_steps"] == 32 * rollouts and saved["evaluation"] is None
-    path = tmp_path / "preempted.ckpt"
-    require_same(whole, fit(data, MODEL, limit_val_batches=1, ckpt_path=path, callbacks=played))
-    assert played.results == expected.results and len(played.results) == 4
+    assert fit_and_signal(Arm(), code, rollouts, rollouts_per_epoch=6)["evaluation"] is None
+    assert len(steps) == 1, "the evaluation ends at once"
 
 
 PROGRAM = """
