@@ -14,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-import ppo_lightning
 from tests.helpers import ROOT
 
 pytest.importorskip("mkdocstrings")
@@ -41,17 +40,6 @@ def test_every_detail_links_to_its_line(site):
     assert 'href="../details/"' in classic, "which has no table of its own"
     for page, anchor, path, line in links:
         assert f'id="{anchor}"' in (site / page / "index.html").read_text(), (path, line)
-
-
-def test_the_first_page_has_three_doors_and_the_version(site):
-    first = (site / "index.html").read_text()
-    assert f"ppo_lightning {ppo_lightning.__version__}" in first
-    for door in ("Train a known task", "Your own environment", "Change the algorithm"):
-        assert f"{door}</h3>" in re.sub(r"<a class=.headerlink.*?</a>", "", first), door
-    navigation = first.split("md-nav--primary")[1]
-    titles = re.findall(r'<span class="md-ellipsis">\s*(.*?)\s*<', navigation)
-    assert "Home" in titles
-    assert "ppo_lightning" not in titles, "which stands above the navigation"
 
 
 def test_the_api_has_docstrings_with_readable_types(site):

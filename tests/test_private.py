@@ -53,8 +53,6 @@ def test_a_module_has_a_trainer_during_fit_only(make_trainer):
 
 def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
     class ManySteps(Manual):
-        """A model that takes three optimizer steps per batch."""
-
         def __init__(self, remove):
             super().__init__()
             self.remove = remove

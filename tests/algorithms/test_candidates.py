@@ -38,8 +38,6 @@ def test_fresh_advantages_are_those_of_ppo_if_the_value_function_stays_the_same(
 
 
 class RecordedReuse(Reuse):
-    """Keeps the weights of the rows of each epoch."""
-
     def minibatches(self, rollout):
         self.weights = [*getattr(self, "weights", []), rollout["importance"].clone()]
         return super().minibatches(rollout)

@@ -143,8 +143,6 @@ LONG = {"num_steps": 128, "total_timesteps": LONGEST_SHORT_RUN + 1024}
 
 
 class Stop(L.Callback):
-    """End a run after its first rollout."""
-
     def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = True
 
@@ -198,8 +196,6 @@ def test_a_loaded_module_has_the_values_of_its_next_run(fit, make_trainer, tmp_p
 
 
 class Named(PPO):
-    """Takes no settings of PPO."""
-
     def __init__(self, name="a"):
         super().__init__()
 

@@ -195,7 +195,6 @@ def test_each_pass_sees_every_stored_sequence_once_and_whole(traced):
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Parts-v0", "Reach-v0"])
 def test_the_old_policy_is_that_before_the_auxiliary_phase(fit, env_id):
-    """Before the first auxiliary update, the divergence is 0; the updates after it change the policy."""
     module = fit(DATA | {"env_id": env_id}, MODEL | {"beta_clone": 0.1}, ppo=Traced)
     for first in (6, 6 + 12 + 6):
         divergences = [parts["kl_loss"].item() for _, _, parts, _ in module.updates[first : first + 12]]
@@ -223,7 +222,6 @@ def test_a_phase_stores_bytes_and_only_what_it_needs(monkeypatch):
 
 
 def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
-    """The loss of a minibatch with weights is that of its valid rows."""
     torch.manual_seed(0)
     minibatch = {
         "observation": torch.randn(6, 1, dtype=torch.float64),

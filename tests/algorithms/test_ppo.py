@@ -138,7 +138,6 @@ def test_minibatches_with_fewer_than_two_valid_steps_are_skipped():
 @pytest.mark.detail("8")
 @pytest.mark.detail("9")
 def test_the_loss_uses_its_options(module):
-    """Clipping and old values change the parts of the loss that they concern."""
     batch = module.rollouts[-1].flatten()
     noise = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
     batch["action_log_prob"] = batch["action_log_prob"] + noise
@@ -169,8 +168,6 @@ def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
 
 
 class Watching(RecordedPPO):
-    """Recorder of the number of rows on the disk after each rollout."""
-
     def log_rollout(self, rollout, metrics):
         super().log_rollout(rollout, metrics)
         with open(f"{self.logger.log_dir}/metrics.csv") as file:

@@ -119,7 +119,6 @@ def test_weights_are_orthogonal_and_biases_zero(kind):
 @pytest.mark.parametrize("collector", ["ours", "torchrl"])
 @KINDS
 def test_a_rollout_stores_the_memory_that_the_agent_acted_with(kind, collector):
-    """The memory is zero at the start of an episode, and continues from one rollout to the next."""
     env = make_env("Script-v0", 3, seed=7)
     agent = agent_of(env, kind)
     if collector == "torchrl":
@@ -162,7 +161,6 @@ def test_the_first_ratio_is_1_on_pictures(fit):
 
 
 def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset():
-    """At a time limit, the value of the final observation uses the memory of the episode that ended."""
     env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 5})
     agent = agent_of(env)
     module = RecurrentPPO(gamma=0.9, gae_lambda=0.0)

@@ -183,7 +183,6 @@ def fake_rollout(observations, **keys):
 
 
 def test_rewards_are_errors_divided_by_the_deviation_of_all_their_sums_so_far(curiosity):
-    """Over two rollouts, against a loop over the steps of each environment."""
     module, observations = module_of(curiosity, 2), 3 + 10 * torch.randn(2, 2, 5, 3)
     sums, total = [], np.zeros(2)
     for observation in observations:

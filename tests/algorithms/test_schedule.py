@@ -70,8 +70,6 @@ def test_kl_adaptation_stays_between_1e_5_and_1e_2_and_leaves_the_bounds_again()
 
 
 class Grouped(RecordedPPO):
-    """Another schedule and another epsilon for the value function."""
-
     def configure_optimizers(self):
         agent = self.agent
         actor, critic = (

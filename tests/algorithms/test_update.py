@@ -202,8 +202,6 @@ def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
 
 
 class Staged(PPO):
-    """PPO that freezes the policy after the first iteration."""
-
     def on_train_batch_start(self, rollout, batch_idx):
         self.agent.actor_body.requires_grad_(self.rollouts_done < 2)
 
@@ -344,8 +342,6 @@ def test_the_annealed_coefficients_are_compiled_once(fit):
 
 
 class Interrupted(PPO):
-    """PPO whose first iteration raises an error."""
-
     def training_step(self, rollout, batch_idx):
         self.threads = torch.get_num_threads()
         raise RuntimeError("interrupted")

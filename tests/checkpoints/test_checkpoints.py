@@ -33,8 +33,6 @@ def saved(fit, tmp_path):
 
 
 class Remembers(L.Callback):
-    """A callback with something in its state."""
-
     def __init__(self, something):
         self.something = something
 
@@ -99,7 +97,6 @@ def test_evaluation_plays_one_whole_episode_in_each_environment():
 
 
 def test_evaluation_is_the_same_through_both_collectors(fit):
-    """Same environments and same agent, once with a transform that changes nothing."""
     options = {"limit_val_batches": 1, "val_check_interval": 3, "check_val_every_n_epoch": None}
     runs = [
         fit({**SMALL, "transforms": t}, {"learning_rate": 1e-12}, **options) for t in (None, [InitTracker()])

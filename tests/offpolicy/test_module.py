@@ -314,8 +314,6 @@ def test_a_pickled_module_acts_without_its_buffer(trained):
 
 
 class Counted(DQN):
-    """DQN that records the updates and the transitions of a run."""
-
     def on_train_start(self):
         super().on_train_start()
         self.steps, self.stored = [], []
@@ -628,8 +626,6 @@ def test_metrics_have_the_names_of_cleanrl(trained):
 
 
 class Relabelled(DQN):
-    """Learns from transitions whose reward is 7."""
-
     def gather(self, rows, generator):
         minibatch = super().gather(rows, generator)
         return minibatch | {"reward": torch.full_like(minibatch["reward"], 7.0)}

@@ -161,7 +161,6 @@ def test_after_a_rollout_all_ranks_have_the_moments_of_all_data(tmp_path, name):
 
 
 def test_the_statistics_of_tensors_are_those_of_the_scan_on_ranks(tmp_path):
-    """Compiled or not, the first rollout included."""
     options = on_tensors() | {"agent": {"norm_obs": True}}
     eager, compiled = (
         run(tmp_path / str(on), 2, **options | {"model": options["model"] | {"compile": on}})
@@ -312,7 +311,6 @@ def test_ranks_that_diverge_are_stopped(tmp_path):
 
 
 def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
-    """The starting process gets the trained agent."""
     results = []
     for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
         folder = tmp_path / strategy

@@ -253,7 +253,6 @@ def test_a_run_ends_with_the_error_of_an_environment_that_fails_more_than_max_re
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
 def test_the_update_uses_the_counted_steps_alone(fit, options):
-    """The step after an episode end only resets."""
     data = {"env_id": lambda num_envs: NextStepVector("tests.environments:Script-v0", num_envs)}
     data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
     module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=RecordedPPO)

@@ -30,7 +30,6 @@ def ask(agent, *observations):
     ],
 )
 def test_probe_environments(fit, kind, observations, values, tolerance, right):
-    """The value of a constant, an observation, a delayed reward, an action, and one that must be seen."""
     agent = fit(FAST | {"env_id": "Probe-v0", "env_kwargs": {"kind": kind}}, EAGER, seed=2).agent
     value, probability = ask(agent, *observations)
     torch.testing.assert_close(value, torch.tensor(values), atol=tolerance, rtol=0)

@@ -186,7 +186,6 @@ def test_a_run_waits_for_a_machine_that_comes_back(machines, whole):
 @linux
 @pytest.mark.slow
 def test_machines_that_see_different_folders_are_told(machines, whole, tmp_path):
-    """The ranks of one machine find the checkpoint, the others none."""
     port = free_port()
     command = documented("torchrun").replace("--max-restarts 3", "--max-restarts 0")
     command = on_loopback(f"{command} --data.total_timesteps {2 * STEPS}", port)
@@ -245,7 +244,6 @@ def cluster(folder):
 @linux
 @pytest.mark.slow
 def test_a_job_of_slurm_is_requeued_at_sigterm_and_ends_as_the_uninterrupted_run(machines, whole, tmp_path):
-    """Real ranks under a stand-in for srun, with the variables of two machines."""
     variables_of_job = cluster(tmp_path / "bin")
     job = machines.start(["bash", str(JOB), *BUDGET], **variables_of_job)
     assert wait_for_a_checkpoint(machines.runs, job), machines.output()

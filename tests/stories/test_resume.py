@@ -153,7 +153,6 @@ def test_a_resumed_run_draws_new_numbers_from_the_global_generators(fit, tmp_pat
 def test_a_checkpoint_of_a_rollout_that_failed_resumes_with_fresh_episodes(
     fit, tmp_path, capsys, monkeypatch, reward
 ):
-    """An environment fails at the 60th step, by an exception or by its reward."""
     data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 192}
     step, calls = CartPoleEnv.step, itertools.count(1)
 
@@ -229,7 +228,6 @@ def same(a, b):
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices, number, overlap):
-    """One process receives the signal; the resumed run ends like the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")
     flags = ("--data.overlap", overlap)
     uninterrupted = whole.start(*flags, devices=devices)

@@ -55,7 +55,6 @@ def copy_weights(policy, agent):
 
 @pytest.mark.parametrize(("env_id", "seed"), [("CartPole-v1", 1), ("Pendulum-v1", 2)])
 def test_losses_and_weights_are_those_of_stable_baselines3(env_id, seed, make_trainer):
-    """Both programs learn from the same rollout, three epochs of it."""
     sb3 = pytest.importorskip("stable_baselines3", reason="in the extras dev and benchmark")
     from stable_baselines3.common.logger import configure
 

@@ -99,8 +99,6 @@ def test_two_optimizers_or_schedules_are_an_error_of_the_subclass(fit, name):
 
 
 class Counts(L.Callback):
-    """Recorder of the steps that a callback of the user sees after each rollout."""
-
     def on_train_batch_end(self, trainer, pl_module, *args):
         self.seen = [*getattr(self, "seen", []), pl_module.env_steps]
 
@@ -180,8 +178,6 @@ def test_an_epoch_that_a_hook_ends_counts_its_rollout_once(fit):
 
 
 def test_a_checkpoint_without_the_hook_of_the_package_is_loaded_and_resumed(fit_and_resume, tmp_path):
-    """Neither ``on_save_checkpoint`` nor ``on_load_checkpoint`` calls ``super()``."""
-
     def forget(self, checkpoint):
         checkpoint["mine"] = 1
 
@@ -207,8 +203,6 @@ def test_the_end_of_training_is_no_error(fit):
 
 
 class Evaluations(PPO):
-    """PPO that evaluates other actions, and records the ends of iterations."""
-
     def evaluate(self, minibatch):
         return super().evaluate(minibatch | {"action": 1 - minibatch["action"]})
 

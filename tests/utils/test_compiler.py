@@ -92,8 +92,6 @@ class Stepping:
 
 @pytest.mark.integration
 def test_a_signal_gives_a_compilation_up_and_the_call_goes_on_without():
-    """Also the calls after it, and the results are those of a single call each."""
-
     def receive(number, frame):
         cut.append(CompileContext.try_get() is not None)
         end_request.receive(number)

@@ -60,7 +60,6 @@ def drawn(monkeypatch):
     ],
 )
 def test_each_use_has_numbers_of_its_own(fit, drawn, ppo, env_id, options, streams):
-    """Four rollouts with two epochs each."""
     fit(
         DATA | {"env_id": env_id},
         {"update_epochs": 2, "num_minibatches": 2} | options,
