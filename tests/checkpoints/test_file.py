@@ -385,14 +385,11 @@ def test_names_of_checkpoints_hold_steps_beyond_31_bits(fit, tmp_path):
 
 def test_a_folder_with_another_readme_is_left_alone(fit, tmp_path):
     module = fit(SHORT)
-    for text in (None, "# My project"):
-        (tmp_path / "curve.png").write_text("mine")
-        if text:
-            (tmp_path / "README.md").write_text(text)
-            with pytest.raises(ConfigError, match="is no model card of ppo_lightning"):
-                module.save_pretrained(tmp_path)
-            assert not (tmp_path / "model.ckpt").exists()
-        else:
-            module.save_pretrained(tmp_path)
-            module.save_pretrained(tmp_path)
-            (tmp_path / "model.ckpt").unlink()
+    (tmp_path / "curve.png").write_text("mine")
+    for _ in range(2):
+        module.save_pretrained(tmp_path)
+    (tmp_path / "model.ckpt").unlink()
+    (tmp_path / "README.md").write_text("# My project")
+    with pytest.raises(ConfigError, match="is no model card of ppo_lightning"):
+        module.save_pretrained(tmp_path)
+    assert not (tmp_path / "model.ckpt").exists()

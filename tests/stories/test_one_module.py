@@ -84,11 +84,6 @@ class Failing(gymnasium.Wrapper):
 
     def __init__(self):
         super().__init__(gymnasium.make("Pendulum-v1"))
-        self.seed = None
-
-    def reset(self, *, seed=None, options=None):
-        self.seed = seed or self.seed
-        return super().reset(seed=seed, options=options)
 
     def step(self, action):
         if self.fails:
