@@ -3,13 +3,12 @@
 import functools
 import math
 
-import lightning as L
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.models.init import normed
 from tests.helpers import SaveAfter, require_same
@@ -300,14 +299,6 @@ def test_eager_and_compiled_runs_agree(fit, kind):
         assert (phase, lr) == (other_phase, other_lr)
         torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(state(compiled), state(eager), atol=1e-4, rtol=1e-3)
-
-
-def test_a_second_run_starts_without_rollouts(make_trainer):
-    L.seed_everything(1, verbose=False)
-    module = PPG(**MODEL)
-    for _ in range(2):
-        make_trainer().fit(module, RolloutDataModule(**DATA))
-        assert len(module.rollouts) == 1  # 7 rollouts, 3 of them in each phase
 
 
 @pytest.mark.parametrize(
