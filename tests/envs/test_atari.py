@@ -256,15 +256,9 @@ class Watched(CNNAgent):
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
 def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, compile):
-    data = {
-        "env_id": "ALE/Breakout-v5",
-        "backend": "envpool",
-        "num_envs": 2,
-        "num_steps": 16,
-        "total_timesteps": 96,
-    }
+    data = {"env_id": "ALE/Breakout-v5", "backend": "envpool", "num_envs": 2, "num_steps": 16}
     model = {"agent": Watched, "num_minibatches": 2, "update_epochs": 1, "compile": compile}
-    module = fit(data, model, ppo=RecordedPPO, precision="bf16-mixed")
+    module = fit(data | {"total_timesteps": 96}, model, ppo=RecordedPPO, precision="bf16-mixed")
     expected = {("body", torch.bfloat16), ("head", torch.float32), ("critic", torch.float32)}
     assert module.agent.seen["acting"] == expected
     assert compile or module.agent.seen["learning"] == expected

@@ -84,13 +84,8 @@ def test_levels_can_be_limited(env):
 def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_not(fit):
     data = {"env_id": "bigfish", "backend": "procgen", "num_envs": 4, "num_steps": 8, "total_timesteps": 64}
     data["env_kwargs"] = {"num_threads": 0}
-    model = {
-        "agent": lambda *specs: CNNAgent(*specs, body="impala"),
-        "norm_reward": True,
-        "gamma": 0.999,
-        "anneal_lr": False,
-    }
-    module = fit(data, model | {"update_epochs": 1})
+    model = {"norm_reward": True, "gamma": 0.999, "anneal_lr": False, "update_epochs": 1}
+    module = fit(data, model | {"agent": lambda *specs: CNNAgent(*specs, body="impala")})
     assert isinstance(module.reward_scaler, RewardScaler) and module.reward_scaler.gamma == 0.999
     assert module.reward_scaler.count == 64
     assert module.agent.normalizer is None

@@ -324,8 +324,6 @@ def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value,
     if memory is None:
         program = torch.export.export(actor, (inputs,))
         torch.testing.assert_close(program.module()(inputs)[0], action)
-        traced = torch.jit.trace(actor, (inputs,))
-        torch.testing.assert_close(traced(inputs)[0], action)
 
 
 def test_the_policy_of_an_off_policy_algorithm_is_deployed():

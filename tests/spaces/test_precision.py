@@ -34,10 +34,7 @@ KINDS = {  # the space, and an observation with the clock [1]
         spaces.Dict(clock=DOUBLE, speed=spaces.Box(-1, 1, (2,))),
         lambda clock: {"clock": clock, "speed": np.zeros(2, np.float32)},
     ),
-    "choice": (
-        spaces.Dict(clock=DOUBLE, gear=spaces.Discrete(3)),
-        lambda clock: {"clock": clock, "gear": 1},
-    ),
+    "choice": (spaces.Dict(clock=DOUBLE, gear=spaces.Discrete(3)), lambda clock: {"clock": clock, "gear": 1}),
     "long and choice": (
         spaces.Dict(clock=LONG, gear=spaces.Discrete(3)),
         lambda clock: {"clock": clock.astype(np.int64), "gear": 1},
@@ -113,9 +110,7 @@ def test_statistics_see_the_exact_values(fit, data):
 )
 def test_without_statistics_one_warning_names_the_setting(fit, data):
     data = DATA | {"total_timesteps": 192} | data
-    with pytest.warns(
-        UserWarning, match="float32 rounds numbers beyond 16777216: set model.agent.norm_obs"
-    ) as said:
+    with pytest.warns(UserWarning, match="float32 rounds .* 16777216: set model.agent.norm_obs") as said:
         fit(data)
     assert sum("float32 rounds" in str(warning.message) for warning in said) == 1
     with warnings.catch_warnings():
