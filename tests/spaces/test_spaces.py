@@ -14,6 +14,7 @@ from torchrl.envs import StepCounter
 from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
+from ppo_lightning.commands import cli
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.encoders import make_encoder
 from ppo_lightning.models.memory import MEMORIES
@@ -409,6 +410,41 @@ def test_evaluation_and_onnx(do, memory, tmp_path):
     assert (evaluate(agent, make_env("Any-v0", 2, env_kwargs=kwargs))["step_count"] == 7).all()
     path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-4
+
+
+class Corridor(gym.Env):
+    """A user's environment with dictionaries: the lamp tells the right gear, the place the right push."""
+
+    observation_space = spaces.Dict(lamp=spaces.Discrete(3), place=spaces.Box(-1, 1, (1,), np.float32))
+    action_space = spaces.Dict(gear=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,), np.float32))
+
+    def observation(self):
+        self.lamp, self.place = int(self.np_random.integers(3)), float(self.np_random.uniform(-1, 1))
+        return {"lamp": self.lamp, "place": np.array([self.place], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        right = float(action["gear"] == self.lamp) - abs(float(action["push"][0]) - self.place)
+        self.time += 1
+        return self.observation(), right, self.time == 8, False, {}
+
+
+gym.register("Corridor-v0", Corridor)
+
+
+@pytest.mark.integration
+def test_three_lines_of_yaml_train_a_new_environment(tmp_path, monkeypatch, capsys):
+    """The agent learns: a random policy gets about 8 * (1/3 - 0.9)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corridor.yaml").write_text("data:\n  env_id: Corridor-v0\n  total_timesteps: 40960\n")
+    quiet = [f"--trainer.{name}=false" for name in ("logger", "enable_progress_bar", "enable_checkpointing")]
+    cli.main(["fit", "--config", "corridor.yaml", *quiet, "--model.learning_rate", "0.003"])
+    shown = capsys.readouterr().out
+    assert float(re.search(r"last 100 episodes: (\S+)", shown)[1]) > 0, shown
 
 
 def reads(space, actions=spaces.Discrete(2)):  # noqa: B008
