@@ -168,10 +168,10 @@ def divide_statistics():
     """Let the collector of arrays have the statistics of each of several ranks."""
     normalized = collector.RolloutCollector.normalized
 
-    def normalize(self, moments, t, raw, fresh=None, done=None):
-        if moments is not None:
-            moments.done = done
-        return normalized(self, moments, t, raw, fresh, done)
+    def normalize(self, t, raw, fresh=None, done=None):
+        if self._moments is not None:
+            self._moments.done = done
+        return normalized(self, t, raw, fresh, done)
 
     collector.RolloutCollector.normalized = normalize
     collector.CollectorMoments = PartMoments
