@@ -23,7 +23,7 @@ WORDS = {word + ending for word in GUESTS.split() for ending in ("", "s")}
 SETTINGS = {"num_workers", "worker_backend"}  # of RolloutDataModule: their names, docstring and hand-over
 LARGEST = 2400  # lines: 2 300, and 100 for what comes after
 GUARDS = 0.05  # of the lines of the core
-CONFIG_ERRORS = 182  # ratchet: lower it with each refusal that goes
+CONFIG_ERRORS = 181  # ratchet: lower it with each refusal that goes
 METHODS = {AgentModule: 26, BatchedEnv: 18}  # ratchet (aim of BatchedEnv: 10)
 
 
