@@ -27,7 +27,9 @@ from ppo_lightning.spaces.specs import (
     row_spec,
     spec_from_space,
     stored,
+    unsupported,
     with_axis,
+    without_text,
 )
 from ppo_lightning.utils.seeding import Stream, derive_seed
 from ppo_lightning.utils.watch import time_limit
@@ -110,6 +112,8 @@ class BatchedEnv(EnvBase):
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         # What agents are built from, part by part. Arrays hold all parts in one row, see `columns`.
+        if not without_text(action_space):
+            raise unsupported(action_space)
         self.agent_specs = spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
         observation_spec, action_spec = self.agent_specs
         row = stored(observation_spec)

@@ -551,3 +551,10 @@ def test_the_body_does_not_read_the_mask():
         other = rows.clone()
         other[:, mask_columns(spec)] = 1
         assert torch.equal(agent.value(rows), agent.value(other))
+
+
+def test_actions_with_text_are_refused_which_observations_may_have():
+    space = spaces.Dict(a=spaces.Discrete(2), note=spaces.Text(3))
+    assert set(spec_from_space(space).keys()) == {"a"}
+    with pytest.raises(ConfigError, match=r"Text.*not supported"):
+        make_env(lambda: Any(spaces.Box(-1, 1, (2,)), space))
