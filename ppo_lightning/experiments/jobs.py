@@ -18,6 +18,7 @@ from ppo_lightning.utils.arguments import as_integer
 # A benchmark has these itself, or reads what they move.
 FIXED: tuple[str, ...] = ("--config", "-c", "--data", "--trainer", "--seed_everything", "--num_threads")
 FIXED += ("--ckpt_path", "--auto_resume", "--name", "--trainer.logger", "--trainer.default_root_dir")
+FIXED += ("--print_config",)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ def write_folder(
         for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
             with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
                 shutil.copyfile(source, folder / name)
-        if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
+    if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
+        with accessory("The curve of the model card"):
             _draw_curve(run / "metrics.csv", folder / CURVE)
     metric, results = "return of the last evaluation", checkpoint.get("evaluation")
     if not results:

@@ -122,8 +122,10 @@ class Collector(BaseCollector):
             for name, sums in self._sums.items():
                 sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
-    def shutdown(self, timeout: float | None = None, close_env: bool = True, **kwargs: Any) -> None:
-        """Close the environments. Other arguments of TorchRL's collectors have no effect."""
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Close the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()
 

@@ -113,13 +113,17 @@ class RolloutCollector(Collector):
         episode_dones = store["next", "episode_done"][..., 0]
         policy, apart = self.agent.array_policy(), without_autocast("cpu")
         noise = None if self.deterministic else self.draw_noise().numpy()
-        if memory is not None:
-            store["memory"][0] = memory
         # detail 1
         observation, self.observation = self.observation, None  # unknown, if a step fails
         if observation is None:
+            for sums in self._sums.values():
+                sums[:] = 0  # a failed step left episodes
+            if memory is not None:
+                memory[:] = 0
             with apart:
                 (observation,) = self.normalized(0, env.reset_arrays())
+        if memory is not None:
+            store["memory"][0] = memory
         for t in range(self.num_steps):
             self._watch.step_begins()
             row = observations[t]

@@ -14,7 +14,7 @@ from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
-from tests.environments import NextStepVector
+from tests.environments import Counter, NextStepVector
 
 
 def build(env, **options):
@@ -154,6 +154,18 @@ def test_a_collector_without_an_end_has_no_length():
     collector = make_collector(make_env("CartPole-v1", 1), build(make_env("CartPole-v1", 1)), 4)
     with pytest.raises(RuntimeError, match="length"):
         len(collector)
+
+
+def test_a_rollout_after_one_that_failed_begins_new_episodes(monkeypatch):
+    env = make_env(Counter, 2)
+    collector = RolloutCollector(env, build(env, memory="lstm"), 4)
+    collector.rollout()
+    with monkeypatch.context() as broken, pytest.raises(TypeError):
+        broken.setattr(Counter, "step", None)
+        collector.rollout()
+    rollout = collector.rollout()
+    assert rollout["next", "step_count"][..., 0].tolist() == [[1, 2, 3, 4]] * 2
+    assert not rollout["memory"][:, 0].any()
 
 
 @pytest.mark.parametrize(
