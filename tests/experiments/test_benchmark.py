@@ -258,7 +258,7 @@ def test_a_recipe_without_settings_of_data_has_the_defaults(tmp_path):
 
 
 SET = ["--seed_everything", "--seed_everything=3", "--num_threads", "--ckpt_path", "--auto_resume"]
-SET += ["--name", "--trainer.logger=false", "--trainer.default_root_dir"]  # would leave no metrics
+SET += ["--name", "--trainer.logger=false", "--trainer.default_root_dir", "--print_config"]  # no metrics
 SET += ["--config", "-c", "--data=it.yaml", "--trainer"]  # files, which the report does not read
 
 
