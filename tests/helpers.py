@@ -232,9 +232,9 @@ def settings_of(folder, devices, options):
     return {"folder": str(folder), "devices": devices} | options
 
 
-def start(folder, devices, **options):
-    """Start a run as a script, whose ``devices`` processes Lightning starts."""
-    return launch([DISTRIBUTED], settings_of(folder, devices, options))
+def start(folder, devices, launcher=(), **options):
+    """Start a run as a script, whose ``devices`` processes Lightning or the launcher starts."""
+    return launch([*launcher, DISTRIBUTED], settings_of(folder, devices, options))
 
 
 def launch(command, settings):
