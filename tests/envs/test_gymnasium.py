@@ -18,6 +18,7 @@ from ppo_lightning.envs.contract import place_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
 from ppo_lightning.games.make import _make_game
+from ppo_lightning.spaces.entries import entry_columns
 from ppo_lightning.utils.seeding import derive_seed
 from tests.environments import Counter
 from tests.helpers import needs_dm_control
@@ -102,6 +103,19 @@ def test_what_cannot_be_made_ends_in_one_sentence(env_id, backend, env_kwargs, s
     gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
     with pytest.raises(ConfigError, match=said):
         make_env(env_id, 2, backend, env_kwargs=env_kwargs)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend"),
+    [
+        pytest.param("dm_control/walker-walk-v0", "gymnasium", marks=needs_dm_control),
+        ("WalkerWalk-v1", "envpool"),
+    ],
+)
+def test_entries_are_in_alphabetical_order_on_each_backend(env, env_id, backend):
+    """Their own orders are others: an agent could not change the backend."""
+    columns = entry_columns(env(env_id, 1, backend).agent_specs[0])
+    assert columns == {"height": slice(0, 1), "orientations": slice(1, 15), "velocity": slice(15, 24)}
 
 
 @pytest.mark.parametrize(

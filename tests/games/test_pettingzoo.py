@@ -306,9 +306,13 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     final = rewards[0]
     assert following["reward"].flatten().tolist() == [0, 0, 0, final] * 2
     # The next value is that of the opponent, except after the first of two moves of one player.
-    cases = (1.0, 0.0, [final, -final, -final, final]), (0.0, 0.5, [-1, 0, -1, final - 0.5])
-    for gae_lambda, value, advantages in cases:
-        module = SelfPlay(gamma=1.0, gae_lambda=gae_lambda)
+    cases = [
+        (1.0, 1.0, 0.0, [final, -final, -final, final]),
+        (0.5, 1.0, 0.0, [0.125 * final, -0.25 * final, -0.5 * final, final]),
+        (1.0, 0.0, 0.5, [-1, 0, -1, final - 0.5]),
+    ]
+    for gamma, gae_lambda, value, advantages in cases:
+        module = SelfPlay(gamma=gamma, gae_lambda=gae_lambda)
         module.agent = MLPAgent(*env.agent_specs)
         rollout["state_value"].fill_(value)
         assert module.advantages(rollout)["advantage"].flatten().tolist() == advantages * 2

@@ -17,14 +17,14 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export.onnx import Deployed, random_observations
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.offpolicy import SACAgent
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
-from tests.helpers import MODEL, REACH, Recorder, SaveAfter
+from tests.helpers import MODEL, REACH, Recorder, SaveAfter, weights
 from tests.spaces.test_spaces import Any
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
@@ -333,6 +333,26 @@ def test_the_policy_of_an_off_policy_algorithm_is_deployed():
     assert torch.equal(action, agent.mode(rows))
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_onnx_holds_the_actor_alone(tmp_path, memory):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    specs = EnvFactory("Reach-v0").specs()
+    agent, spec = MLPAgent(*specs, norm_obs=True, memory=memory, **BLIND), specs.observation
+    file = to_onnx(agent, spec, tmp_path / "agent.onnx")
+    held = [
+        layer.weight.detach().numpy().tobytes() in file.read_bytes()
+        for layer in (agent.head.linear, agent.critic)
+    ]
+    assert held == [True, False]
+    session = onnxruntime.InferenceSession(str(file))
+    assert session.get_inputs()[0].shape[1] == 3
+    memories = ["next_memory"] if memory else []
+    assert [output.name for output in session.get_outputs()] == ["action", *memories]
+    columns = Deployed(agent, spec).columns
+    assert largest_difference(agent, file, random_observations(spec), columns) < 1e-5
+
+
 def test_transforms_keep_the_names_and_hide_no_privileged_entry(env):
     kept = EnvFactory("Reach-v0", transforms=[StepCounter(5)]).specs().observation
     assert entry_columns(specs_of(env("Reach-v0", 2)).observation) == entry_columns(kept)
@@ -355,3 +375,10 @@ def test_the_run_says_what_actor_and_critic_read(fit, capsys):
     assert "Actor and critic read action (2), luck (1), time (1).\n" in capsys.readouterr().out
     fit({"num_steps": 16, "total_timesteps": 64}, callbacks=[RunSummary()])
     assert " read" not in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_the_compiled_update_gives_the_weights_of_the_eager_one(fit):
+    agent = functools.partial(MLPAgent, norm_obs=True, **BLIND)
+    eager, compiled = (fit(REACH, MODEL | {"agent": agent, "compile": on}) for on in (False, True))
+    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)

@@ -43,6 +43,7 @@ options = {
     "spoil": None,
     "check_every": 10,
     "trouble_on": None,
+    "nodes": 1,
     "nccl": False,
     "validations": 0,
     "video": False,
@@ -207,7 +208,7 @@ def train(settings):
     """Train this process's rank, and the other ranks if the environment does not name this one."""
     global several
     options.update(settings)
-    several = options["devices"] > 1
+    several = options["devices"] * options["nodes"] > 1
     torch.set_num_threads(1)
     L.seed_everything(1)
     if options["record"]:
@@ -226,7 +227,7 @@ def train(settings):
     rates = {} if options["algorithm"] == "SAC" else {"learning_rate": 1e-3}  # SAC has policy_lr and q_lr
     module = type("Run", (Recorded, algorithm), {})(**rates | options["model"] | networks)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto"
-    processes = {"devices": options["devices"], "strategy": strategy}
+    processes = {"devices": options["devices"], "num_nodes": options["nodes"], "strategy": strategy}
     callbacks = [Preemption(), *([CaptureVideo(every=5, max_frames=3)] if options["video"] else [])]
     trainer = trainers_in(options["folder"])(
         max_epochs=1, limit_val_batches=options["validations"], callbacks=callbacks, **processes

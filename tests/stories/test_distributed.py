@@ -11,9 +11,8 @@ import time
 
 import pytest
 import torch
-from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend)
 
-from tests.helpers import Forked, command_line, difference, finish, launch, left_of, run, start
+from tests.helpers import Forked, command_line, difference, finish, launch, left_of, port, run, start
 
 pytestmark = pytest.mark.integration
 # All running statistics, and environments whose episodes end soon and at different steps.
@@ -360,3 +359,20 @@ def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, alone):
+    """Two launchers with different node ranks meet at an address, as on two hosts."""
+    master_port = str(port())
+    nodes = []
+    for node in "01":
+        flags = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", node]
+        flags += ["--master_addr", "127.0.0.1", "--master_port", master_port]
+        launcher = ["-m", "torch.distributed.run", *flags]
+        nodes.append(start(tmp_path / "run", 1, launcher, nodes=2, **HOPPER))
+    for node in nodes:
+        code, errors = finish(node)
+        assert code == 0, errors
+    ranks = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert difference(ranks, alone(HOPPER)) < 0.01

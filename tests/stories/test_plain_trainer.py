@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from tqdm import tqdm
 
 import ppo_lightning
-from ppo_lightning import PPG, PPO, RolloutDataModule
+from ppo_lightning import PPG, PPO, RolloutCollector, RolloutDataModule
 from ppo_lightning.callbacks import Doctor, Preemption, RunSummary, Threads
 from ppo_lightning.callbacks.bars import OneLineBar
 from ppo_lightning.checkpoints.file import read_checkpoint
@@ -150,6 +150,26 @@ def test_the_default_bar_is_one_line_in_80_columns(fit, capsys, monkeypatch, bar
         assert "Validation" not in output and "v_num" not in output
 
 
+class Described(L.Callback):
+    """Records what the bar says before the first return."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.seen.append(trainer.progress_bar_callback.train_progress_bar.desc)
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits", "total"), [({}, 2, 3), ({"limit_train_batches": 2}, 2, 6), ({"max_epochs": 2}, 1, 2)]
+)
+def test_the_bar_knows_the_number_of_epochs_and_a_second_fit_begins_anew(make_trainer, limits, fits, total):
+    described = Described()
+    described.seen = []
+    trainer = make_trainer(callbacks=[OneLineBar(), described], enable_progress_bar=True, **limits)
+    for _ in range(fits):
+        trainer.fit(PPO(**MODEL), RolloutDataModule(**SMALL | {"rollouts_per_epoch": 5}))
+    expected = [f"Epoch {epoch}/{total * (1 + epoch // total) - 1}" for epoch in range(fits * total)]
+    assert [text.rstrip(": ") for text in described.seen] == expected
+
+
 @pytest.mark.parametrize("make", [PPO, functools.partial(PPG, n_iteration=4, num_aux_rollouts=2)])
 def test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run(make_trainer, tmp_path, make):
     module, data = make(**MODEL), RolloutDataModule(**SMALL)
@@ -185,12 +205,23 @@ TEN_STEPS = {"env_kwargs": {"max_episode_steps": 10}}
         ({"backend": "envpool"}, 1, 3),
     ],
 )
-def test_a_default_validation_takes_a_small_share_of_the_steps(fit, capsys, data, epochs, episodes):
+def test_a_default_validation_takes_a_small_share_of_the_steps(
+    fit, capsys, monkeypatch, data, epochs, episodes
+):
     """For the time limit of the environments of each backend; test_progress.py has the plans."""
+    steps = {False: 0, True: 0}  # of training and evaluation
+    walk = RolloutCollector._walk
+
+    def count(collector):
+        steps[collector.deterministic] += collector.env.num_envs * collector.num_steps
+        return walk(collector)
+
+    monkeypatch.setattr(RolloutCollector, "_walk", count)
     module = fit({"total_timesteps": 20_000} | data, MODEL, limit_val_batches=1)
     interval = module.data.plan.rollouts_per_epoch * module.data.frames_per_rollout
     assert f"evaluation every {interval} environment steps, episodes: {episodes}" in capsys.readouterr().out
     assert module.trainer.current_epoch == epochs
+    assert steps[True] <= steps[False] / (10 if epochs != 6 else 5)
 
 
 def test_a_resumed_run_keeps_the_length_of_epochs(fit, tmp_path):
