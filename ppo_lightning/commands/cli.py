@@ -43,6 +43,12 @@ from ppo_lightning.models import Actor, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
+OPTIONS = {  # of the command line beside Lightning's own
+    "auto_resume": "fit: resume from the newest intact checkpoint, if any",
+    "name": "name of the run in the default loggers (default: that of the recipe, or of the algorithm)",
+    "num_threads": "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)",
+}
+
 
 class Parser(LightningArgumentParser):
     """Lightning's parser, whose help leaves out hundreds of known subclasses."""
@@ -101,12 +107,9 @@ class PPOCLI(LightningCLI):
             maker = self.model_class().make_agent  # type: ignore[misc]
             agent = getattr(maker, "func", maker)  # C51 completes its agent
             parser.add_class_arguments(agent, "model.agent", skip={"observation_spec", "action_spec"})
-        resume = "fit: resume from the newest intact checkpoint, if any"
-        name = "name of the run in the default loggers (default: that of the recipe, or of the algorithm)"
-        threads = "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)"
-        parser.add_argument("--auto_resume", action="store_true", help=resume)
-        parser.add_argument("--name", type=str | None, default=None, help=name)
-        parser.add_argument("--num_threads", type=int | None, default=None, help=threads)
+        parser.add_argument("--auto_resume", action="store_true", help=OPTIONS["auto_resume"])
+        parser.add_argument("--name", type=str | None, default=None, help=OPTIONS["name"])
+        parser.add_argument("--num_threads", type=int | None, default=None, help=OPTIONS["num_threads"])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and refuse a seed that NumPy does not accept."""
@@ -231,8 +234,9 @@ def _recipe_name(configs: Sequence[Any] | None) -> str:
 def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # On a full disk, TensorBoard would end the run with a traceback. Zeros might be compressed.
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(FREE_BYTES))  # on a full disk, TensorBoard would end the run with a traceback
+            file.write(os.urandom(FREE_BYTES))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
@@ -295,8 +299,8 @@ def _explain_unknown(name: str) -> str:
 @functools.cache
 def known_options() -> dict[str, str]:
     """Return the options by name, and how messages show them: with the class, unless it is the default."""
-    flags = "config print_config seed_everything ckpt_path model data trainer auto_resume name num_threads"
-    known = {name: name for name in flags.split()}
+    flags = ("config", "print_config", "seed_everything", "ckpt_path", "model", "data", "trainer")
+    known = {name: name for name in (*flags, *OPTIONS)}
     packages = (ppo_lightning, importlib.import_module("ppo_lightning.offpolicy"))
     ours = [getattr(package, name) for package in packages for name in package.__all__]
     for group, default, base in (

@@ -153,7 +153,11 @@ class EnvFactory:
         return transform(env, self.transforms) if self.transforms else env
 
     def specs(self) -> Specs:
-        """Return the specs of one environment, which is created and closed."""
+        """Return the specs of one environment, which is created and closed.
+
+        Raises:
+            ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
+        """
         with contextlib.closing(self.make(stream="eval")) as env:
             return specs_of(env)
 

@@ -41,6 +41,7 @@ def make(env_id: str | Callable[..., Any] | ModuleType, copies: Copies, /, **env
             :class:`~ppo_lightning.games.pettingzoo_atari.PettingZooAtari`.
 
     Example:
+        >>> from ppo_lightning import make_env
         >>> make_env("mpe2/simple_spread_v3", 3, "pettingzoo", env_kwargs={"N": 3}).num_players
         3
     """

@@ -30,7 +30,11 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
         env_id: Id of the game.
         env: An environment of the game.
 
+    Raises:
+        ConfigError: The name is none of these, or the player does not know the game.
+
     Example:
+        >>> from ppo_lightning import make_env
         >>> env = make_env("TicTacToe-v1", 2, "envpool")
         >>> make_player("minimax:9", "TicTacToe-v1", env)(env.reset_arrays(), np.random.default_rng(1)).shape
         (2,)

@@ -72,6 +72,9 @@ def play_games(
         seed: Seed of the games and of the players' noise.
         watch: Called before each step and at the end with the environment.
         render: Make the first game able to render.
+
+    Raises:
+        ConfigError: The environment is not a game of two players.
     """
     generator = np.random.default_rng(seed)
     num_rows = num_games * probe_game(factory).rows_per_game

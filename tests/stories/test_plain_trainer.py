@@ -153,6 +153,9 @@ def test_the_default_bar_is_one_line_in_80_columns(fit, capsys, monkeypatch, bar
 class Described(L.Callback):
     """Records what the bar says before the first return."""
 
+    def __init__(self):
+        self.seen = []
+
     def on_train_epoch_start(self, trainer, pl_module):
         self.seen.append(trainer.progress_bar_callback.train_progress_bar.desc)
 
@@ -162,7 +165,6 @@ class Described(L.Callback):
 )
 def test_the_bar_knows_the_number_of_epochs_and_a_second_fit_begins_anew(make_trainer, limits, fits, total):
     described = Described()
-    described.seen = []
     trainer = make_trainer(callbacks=[OneLineBar(), described], enable_progress_bar=True, **limits)
     for _ in range(fits):
         trainer.fit(PPO(**MODEL), RolloutDataModule(**SMALL | {"rollouts_per_epoch": 5}))
