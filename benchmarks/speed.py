@@ -294,7 +294,7 @@ def raw_step(env: Any) -> Callable[[], Any]:
     spec = env.action_spec_unbatched
     batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
     if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
-        decode = getattr(env, "_from_row", None) or (lambda row: row)
+        decode = env.format.from_row or (lambda row: row)
         chosen = itertools.cycle(
             [batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches]
         )

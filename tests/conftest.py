@@ -142,7 +142,7 @@ def env():
 
     yield make
     for environment in made:
-        environment.close(raise_if_closed=False)
+        environment.arrays.close()
 
 
 @pytest.fixture

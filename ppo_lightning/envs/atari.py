@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv, Step
+from ppo_lightning.envs.batched import BatchedEnv, Step, close_all
 from ppo_lightning.errors import ConfigError, import_extra, nearest
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -47,8 +47,6 @@ class AtariEnv(BatchedEnv):
         (2, 3, 84, 84)
     """
 
-    # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
-    _has_frame_skip = True
     untransformable = "Atari games: remove them, and set the preprocessing in data.env_kwargs."
 
     def __init__(
@@ -109,7 +107,7 @@ class AtariEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games with new seeds."""
-        self._close_envs()
+        close_all(self.envs)
         self.seeds = list(seeds)
         self._make()
 

@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import Arrays, AtariEnv
+from ppo_lightning.envs.batched import Seeds
 from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.threads import threads_of
@@ -81,7 +82,7 @@ class GymnasiumAtari(AtariEnv):
             )
             for _ in self.seeds
         ]
-        self._seeds_to_use = list(self.seeds)
+        self._next_seeds = Seeds(self.seeds)
         self._frames_played = np.zeros(len(self.seeds), np.int64)
         game: Any = self.envs[0].unwrapped
         self.action_names = game.get_action_meanings()
@@ -89,7 +90,7 @@ class GymnasiumAtari(AtariEnv):
         return int(game.action_space.n)
 
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        seeds = self._take_seeds()
+        seeds = self._next_seeds.take()
         self._frames_played[rows] = 0
         for row in rows:
             self.envs[row].reset(seed=seeds[row])
@@ -125,7 +126,7 @@ class GymnasiumAtari(AtariEnv):
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
         """Restore the games."""
-        self._take_seeds()
+        self._next_seeds.take()
         ale_py = import_extra("ale_py", extra="atari")
         for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
             game.reset()

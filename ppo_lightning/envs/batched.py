@@ -1,9 +1,8 @@
-"""Base class of natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
+"""The contract of environments that step together as arrays."""
 
 import copy
-import functools
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,27 +10,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
+from torchrl.data import Composite
+from torchrl.envs import ParallelEnv
 
-from ppo_lightning import private
-from ppo_lightning.envs.contract import check_observation, require_action, store
+from ppo_lightning.envs.row_format import RowFormat
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
-from ppo_lightning.spaces.specs import (
-    cells_as_choices,
-    choice_counts,
-    join_vectors,
-    mask_columns,
-    row_spec,
-    spec_from_space,
-    stored,
-    unsupported,
-    with_axis,
-    without_text,
-)
-from ppo_lightning.utils.seeding import Stream, derive_seed
+from ppo_lightning.utils.seeding import Stream
 from ppo_lightning.utils.watch import time_limit
 
 CLOSE_SECONDS = 10.0
@@ -66,13 +50,27 @@ class Step(NamedTuple):
     over: np.ndarray
 
 
-class BatchedEnv(EnvBase):
-    """N environments that step together.
+class Seeds:
+    """Seeds of N environments for their next reset, and none after it."""
 
-    This package's collector calls :meth:`reset_arrays` and :meth:`step_arrays`. TorchRL's collectors,
-    rollouts and transforms use the same object as an ``EnvBase`` of batch size [N]. There is no autoreset:
-    ``step`` returns the final observation of a finished episode, and the caller resets by mask. The only
-    exception are environments with ``resets_late``.
+    def __init__(self, seeds: list[int]) -> None:
+        self._seeds: Sequence[int | None] = list(seeds)
+
+    def take(self) -> Sequence[int | None]:
+        """Return the seeds [N], and N times None from the second call on."""
+        seeds, self._seeds = self._seeds, [None] * len(self._seeds)
+        return seeds
+
+
+class BatchedEnv(ABC):
+    """N environments that step together as arrays.
+
+    There is no autoreset: a step returns the final observation of a finished episode, and the caller resets
+    by mask. The only exception are environments with ``resets_late``.
+    :class:`~ppo_lightning.envs.torchrl.TorchRLEnv` is their view for TorchRL.
+
+    An adapter makes ``envs``, calls this constructor, and implements :meth:`reset_arrays` and
+    :meth:`_step_arrays`. It may write its rows with ``format`` to ``_observation`` and ``_results``.
 
     Args:
         observation_space: Observation space of one environment. A dictionary or tuple becomes one row.
@@ -80,12 +78,12 @@ class BatchedEnv(EnvBase):
         seeds: One seed per environment, N in total.
 
     Example:
-        >>> from ppo_lightning.envs import make_env
-        >>> env = make_env("CartPole-v1", num_envs=2, seed=1)
+        >>> from ppo_lightning.envs import EnvFactory
+        >>> env = EnvFactory("CartPole-v1").make(num_envs=2, seed=1)
         >>> env.reset_arrays().shape
         (2, 4)
-        >>> env.rollout(3)["next", "reward"].shape
-        torch.Size([2, 3, 1])
+        >>> env.step_arrays(np.array([0, 1])).reward.tolist()
+        [1.0, 1.0]
     """
 
     envs: Any = ()  # one vector environment, or a list of single environments
@@ -103,54 +101,21 @@ class BatchedEnv(EnvBase):
     set_state: Callable[[list[dict[str, Any]]], None]  # of environments with a state, see `get_state`
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
-        super().__init__(device="cpu", batch_size=[len(seeds)])
-        # Space of an observation as the environment returns it, and spaces of its row and of the actions.
-        self.unjoined_space: Any = cells_as_choices(observation_space)
-        self.spaces = join_vectors(self.unjoined_space), with_axis(action_space)
-        # TorchRL sets this flag only at the first reset, and `close` skips a closed environment.
-        self.is_closed = False
+        self.format = RowFormat(observation_space, action_space)
+        self.spaces, self.agent_specs = self.format.spaces, self.format.agent_specs
+        # Specs of rows, under the names of TorchRL's environments.
+        self.observation_spec_unbatched = Composite(observation=self.format.observation_spec)
+        self.action_spec_unbatched = self.format.action_spec
         self.num_envs = len(seeds)
-        flag = Categorical(2, shape=(1,), dtype=torch.bool)
-        # What agents are built from, part by part. Arrays hold all parts in one row, see `columns`.
-        if not without_text(action_space):
-            raise unsupported(action_space)
-        self.agent_specs = spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
-        observation_spec, action_spec = self.agent_specs
-        row = stored(observation_spec)
-        raw: Any = torch.empty(0, dtype=row.dtype).numpy().dtype
-        if isinstance(self.spaces[0], spaces.Box) or row.dtype.is_floating_point:
-            raw = raw_dtype(self.spaces[0])  # statistics need its precision
-        self._tensor_dtype = row.dtype
-        if row.dtype.is_floating_point:
-            # float32 would round large numbers, which the environment returns with more digits.
-            bounds = (row.space.low, row.space.high) if isinstance(row, Bounded) else ()
-            if raw.itemsize == 8 and any(bound.abs().max() > EXACT for bound in bounds):
-                self._tensor_dtype = torch.float64
-            row = Unbounded(row.shape, dtype=row.dtype)  # many environments declare rough bounds
-        self.observation_spec_unbatched = Composite(observation=row.clone())
-        self.action_spec_unbatched = (
-            row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec.clone()
-        )
-        self._bounds: tuple[np.ndarray, np.ndarray] | None = None
-        space: Any = self.spaces[1]
-        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-            self._bounds = space.low, space.high
-        self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
-        self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        self._seeds_to_use: Sequence[int | None] = list(seeds)
+        self.batch_size = torch.Size([self.num_envs])
+        self.is_closed = False
         self.infos: dict[Any, Any] = {}  # row -> numbers at an episode end, or "all" -> the last info
+        self._bounds = self.format.bounds
+        self._next_seeds = Seeds(seeds)
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
-        self._observation = np.zeros((self.num_envs, *row.shape), raw)
+        self._observation = np.zeros((self.num_envs, *self.format.observation_spec.shape), self.format.dtype)
         self._flags = np.zeros((3, self.num_envs), bool)
         self._results = np.zeros(self.num_envs), *self._flags  # terminated, truncated and over
-        # Conversions from observations and to actions of an environment. None: rows are used as they are.
-        is_box = isinstance(self.unjoined_space, spaces.Box) and self.unjoined_space is self.spaces[0]
-        self._to_row = None if is_box else functools.partial(to_row, self.unjoined_space)
-        is_simple = isinstance(space, spaces.Box | spaces.Discrete) and space is action_space
-        self._from_row = None if is_simple else functools.partial(from_row, action_space)
-        # Columns of the masks in a row, and where the masks of the components of an action begin.
-        self._mask = mask_columns(observation_spec)
-        self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -175,10 +140,29 @@ class BatchedEnv(EnvBase):
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
 
+    @abstractmethod
+    def _step_arrays(self, action: np.ndarray) -> Step:
+        """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
+
+    def learning_reward(self, reward: np.ndarray) -> np.ndarray:
+        """Return the rewards for training, [N], of those of a step, whose unchanged sums are the returns."""
+        return reward
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds for the next full reset, one per environment."""
+        self._next_seeds = Seeds(seeds)
+
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of each environment, see :func:`set_attribute`."""
         for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
             set_attribute(env, name, value)
+
+    def get_state(self) -> list[dict[str, Any]] | None:
+        """Return N dictionaries of arrays and plain types, from which ``set_state`` restores the episodes.
+
+        None: the state is not accessible.
+        """
+        return None
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering.
@@ -188,115 +172,26 @@ class BatchedEnv(EnvBase):
         frame: Any = self.envs[0].render() if isinstance(self.envs, list) and self.envs else None
         return None if frame is None else np.asarray(frame)
 
-    def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return the rewards for training, [N], of those of a step, whose unchanged sums are the returns."""
-        return reward
-
-    @abstractmethod
-    def _step_arrays(self, action: np.ndarray) -> Step:
-        """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
-
-    def _take_seeds(self) -> Sequence[int | None]:
-        """Return the seeds of this reset, [N]: those of :meth:`reseed` once, and then None."""
-        seeds, self._seeds_to_use = self._seeds_to_use, [None] * self.num_envs
-        return seeds
-
-    def _single_actions(self, action: np.ndarray) -> Any:
-        """Return actions [N, ...] as the single environments take them: of the type of their space."""
-        if self._from_row is not None:
-            return [self._from_row(row) for row in action]
-        dtype = self.spaces[1].dtype
-        return action if action.dtype is dtype else action.astype(dtype)
-
-    def _write(
-        self, target: np.ndarray, i: int, observation: Any, over: bool = False, check: bool = False
-    ) -> None:
-        """Write an observation of a single environment to row ``i`` of ``target`` [N, ...].
-
-        It is validated against the space if ``check`` says so, or if its shape is another one. Unless the
-        episode is ``over``, the mask must allow an action.
-        """
-        try:
-            row = observation if self._to_row is None else self._to_row(observation)
-            if check or np.shape(row) != target.shape[1:]:  # NumPy would broadcast some of them
-                check_observation(observation, self.unjoined_space)
-                row = np.reshape(row, target.shape[1:])
-            store(target[i : i + 1], row)
-        except Exception:
-            check_observation(observation, self.unjoined_space)
-            raise
-        if self._mask is not None and self._forbids_all(target[i : i + 1])[0]:
-            require_action(over)
-            target[i, self._mask] = 1  # the value of a final observation may be that of its best action
-
-    def _forbids_all(self, rows: np.ndarray) -> np.ndarray:
-        """Return where a mask in observations [N, D] allows no action, [N] bool."""
-        masks: np.ndarray = rows[:, self._mask] > 0
-        allowed = np.logical_or.reduceat(masks, self._component_starts, axis=1)
-        return np.logical_not(allowed.all(axis=1))
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None:
-            mask = mask.reshape(self.num_envs).numpy()
-        observation = torch.tensor(self.reset_arrays(mask), dtype=self._tensor_dtype)
-        flags = self.full_done_spec.zero()
-        return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = self.step_arrays(tensordict["action"].numpy(force=True))
-        columns = {
-            "reward": torch.tensor(step.reward, dtype=torch.float32),
-            "terminated": torch.tensor(step.terminated),
-            "truncated": torch.tensor(step.truncated),
-            "done": torch.tensor(step.terminated | step.truncated),
-        }
-        following = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        following["observation"] = torch.tensor(step.observation, dtype=self._tensor_dtype)
-        return TensorDict(following, batch_size=self.batch_size)
-
-    def _set_seed(self, seed: int | None) -> None:
-        if seed is not None:
-            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
-
-    def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds for the next full reset, one per environment."""
-        self._seeds_to_use = list(seeds)
-
-    def get_state(self) -> list[dict[str, Any]] | None:
-        """Return N dictionaries of arrays and plain types, from which ``set_state`` restores the episodes.
-
-        None: the state is not accessible.
-        """
-        return None
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the environments and stop their threads."""
+    def close(self) -> None:
+        """Close the environments and stop their threads. A second call has no effect."""
         if not self.is_closed:
-            self._close_envs()
-        super().close(raise_if_closed=raise_if_closed)
-
-    def _close_envs(self) -> None:
-        for env in self.envs if isinstance(self.envs, list | tuple) else [self.envs]:
-            try:
-                with time_limit(CLOSE_SECONDS):
-                    env.close()
-            except (Exception, SystemExit) as error:  # the run goes on, or ends with its own error
-                warnings.warn(f"{name_of(env)}: close() raised {error!r}.", stacklevel=2)
+            close_all(self.envs)
+        self.is_closed = True
 
 
-def untransformed(env: Any) -> Any:
-    """Return the environment below TorchRL's transforms."""
-    return env.base_env if isinstance(env, TransformedEnv) else env
+def close_all(envs: Any) -> None:
+    """Close a vector environment, or a list of environments, and warn of errors."""
+    for env in envs if isinstance(envs, list | tuple) else [envs]:
+        try:
+            with time_limit(CLOSE_SECONDS):
+                env.close()
+        except (Exception, SystemExit) as error:  # the run goes on, or ends with its own error
+            warnings.warn(f"{name_of(env)}: close() raised {error!r}.", stacklevel=2)
 
 
 def set_attribute(env: Any, name: str, value: Any) -> None:
     """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
     value = copy.deepcopy(value)
-    if isinstance(env, SerialEnv):
-        for one in private.copies_in(env):
-            set_attribute(untransformed(one), name, value)
-        return
     if isinstance(env, gymnasium.Env):
         is_set = env.set_wrapper_attr(name, value, force=False)
     elif is_set := hasattr(env, name) and not isinstance(env, ParallelEnv):  # which would keep it to itself

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.atari import full_id, is_atari
-from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, close_all
 from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.envs.gymnasium import make as make_for_gymnasium
 from ppo_lightning.errors import ConfigError, import_extra
@@ -64,7 +64,7 @@ class EnvPoolEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the environments: EnvPool accepts seeds only at construction."""
-        self._close_envs()
+        close_all(self.envs)
         self.envs = self._make(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -86,9 +86,9 @@ class EnvPoolEnv(BatchedEnv):
         return Step(self._observation, reward, terminated, truncated, terminated | truncated)
 
     def _rows(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        if self._to_row is None:
+        if self.format.to_row is None:
             return observation
-        return to_row(self.unjoined_space, observation, (len(info["env_id"]),))
+        return to_row(self.format.space, observation, (len(info["env_id"]),))
 
 
 def make(env_id: str, copies: Copies, /, **env_kwargs: Any) -> BatchedEnv:

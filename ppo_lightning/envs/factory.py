@@ -16,6 +16,7 @@ from ppo_lightning.envs.functions import make as make_by_function
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.gymnasium import make as make_singles
 from ppo_lightning.envs.specs import Specs, specs_of
+from ppo_lightning.envs.torchrl import TorchRLEnv
 from ppo_lightning.envs.transforms import transform, try_transforms
 from ppo_lightning.envs.vector import make as make_vectorized
 from ppo_lightning.errors import ConfigError
@@ -24,7 +25,7 @@ from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
-Make = Callable[..., EnvBase]  # of an id and the wanted copies
+Make = Callable[..., BatchedEnv | EnvBase]  # of an id and the wanted copies
 
 
 def _adapter(backend: Backend, env_id: Any) -> Make:
@@ -96,8 +97,8 @@ class EnvFactory:
         first_env: int = 0,
         stream: Stream = "train",
         render: bool = False,
-    ) -> EnvBase:
-        """Make N environments as one TorchRL environment of batch size [N].
+    ) -> BatchedEnv | EnvBase:
+        """Make N environments that step together, batch size [N].
 
         Args:
             num_envs: Number of environments N. In PettingZoo's games of players who act at once, each player
@@ -109,7 +110,8 @@ class EnvFactory:
             render: Make the first environment able to render, see :meth:`BatchedEnv.render`.
 
         Returns:
-            The environments.
+            The environments: of arrays, or of TorchRL if a function makes such, if they step tensors, or if
+            there are transforms.
 
         Raises:
             ConfigError: The environment or an extra does not exist, the function returns another type or
@@ -171,7 +173,7 @@ class EnvFactory:
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
 
-    def _check(self, env: EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
+    def _check(self, env: BatchedEnv | EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
         """Check that environments have the wanted number, and that workers step them."""
         players = getattr(env, "rows_per_game", 1)
         must_fit = must_fit or (render and players == 1)
@@ -204,12 +206,11 @@ def make_env(
     first_env: int = 0,
     stream: Stream = "train",
     env_kwargs: Mapping[str, Any] | None = None,
-) -> BatchedEnv:
+) -> TorchRLEnv:
     """Make N copies of an environment. The arguments are those of :class:`EnvFactory` and its ``make``.
 
     Returns:
-        An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and
-        ``truncated``.
+        An environment of TorchRL, whose arrays can also be stepped.
 
     Raises:
         ConfigError: As for :meth:`EnvFactory.make`, or the environments take tensors.
@@ -223,7 +224,7 @@ def make_env(
     if not isinstance(env, BatchedEnv):
         env.close()
         raise ConfigError(f"env_id makes a {type(env).__name__}: call EnvFactory(env_id, backend).make().")
-    return env
+    return TorchRLEnv(env)
 
 
 def require_maker(env_id: Any) -> None:

@@ -11,13 +11,13 @@ import gymnasium
 import torch
 from torchrl.envs import EnvBase, SerialEnv
 
-from ppo_lightning.envs.batched import Copies, begin_with
+from ppo_lightning.envs.batched import BatchedEnv, Copies, begin_with
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copying, parameters_of
 
 
-def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> EnvBase:
+def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> BatchedEnv | EnvBase:
     """Make copies of an environment by the function of :class:`~ppo_lightning.envs.factory.EnvFactory`."""
     seeds, first_env = copies.seeds, copies.first_env
     known = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}

@@ -109,10 +109,10 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         super().__init__(space, actions, seeds)
-        self._step_numbers = itertools.count(1)  # an integer attribute of a module takes 1 microsecond to set
+        self._steps = 0
         self._dtype: np.dtype | None = None  # of observations that passed the checks
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
-        is_plain = self._to_row is None and self._observation.ndim == 2
+        is_plain = self.format.to_row is None and self._observation.ndim == 2
         self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
         self._keeps_infos = keeps_infos
 
@@ -128,14 +128,14 @@ class GymnasiumEnv(BatchedEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate."""
-        seeds = self._take_seeds()
+        seeds = self._next_seeds.take()
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             try:
                 pending = self._pending_resets.pop(i, None)
                 observation, info = pending or check_parts(self.envs[i].reset(seed=seeds[i]), "reset", 2)
                 if self._mask_source is not None:
                     observation = self._with_mask(i, observation, info)
-                self._write(self._observation, i, observation, check=True)
+                self.format.write(self._observation, i, observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(i), "reset")
         return self._observation
@@ -159,7 +159,7 @@ class GymnasiumEnv(BatchedEnv):
                 raise
             masks = None
         if masks is None and over:
-            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
+            masks = np.ones(self.format.space[MASK].shape, np.int8)
         try:
             mask = np.concatenate([np.ravel(component) for component in masks])
         except (TypeError, ValueError):
@@ -169,12 +169,12 @@ class GymnasiumEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> Step:
         """Step the environments in a loop."""
-        actions = self._single_actions(action)
+        actions = self.format.actions(action)
         observation, rows, rewards = self._observation, self._rows, self._results[0]
         if keeps_infos := self._keeps_infos:
             self.infos.clear()
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
-        number = next(self._step_numbers)
+        self._steps = number = self._steps + 1
         reads_info = keeps_infos or number == 1
         self._flags.fill(False)
         i, answer = 0, ...
@@ -216,8 +216,8 @@ class GymnasiumEnv(BatchedEnv):
         elif check and self._lacks_mask and MASK in info:
             raise ConfigError(f"the info of step() has an {MASK}, and that of reset() lacks it.")
         dtype = value.dtype if isinstance(value, np.ndarray) else None
-        differs = self._to_row is None and dtype is not self._dtype
-        self._write(self._observation, i, value, over, check or differs)
+        differs = self.format.to_row is None and dtype is not self._dtype
+        self.format.write(self._observation, i, value, over, check or differs)
         target = self._observation.dtype  # integers of another type may not fit, and are compared each time
         if differs and dtype is not None and np.can_cast(dtype, target, casting_to(target)):
             self._dtype = dtype
@@ -231,7 +231,7 @@ class GymnasiumEnv(BatchedEnv):
 
     def set_state(self, states: list[Row]) -> None:
         """Restore the environments."""
-        self._take_seeds()
+        self._next_seeds.take()
         self._pending_resets.clear()
         for env, state in zip(self.envs, states, strict=True):
             restore_state(env, state)

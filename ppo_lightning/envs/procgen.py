@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv, Copies, Step
+from ppo_lightning.envs.batched import BatchedEnv, Copies, Step, close_all
 from ppo_lightning.envs.contract import fitting, require_known
 from ppo_lightning.errors import import_extra
 from ppo_lightning.private import prepare_close
@@ -90,7 +90,7 @@ class ProcgenEnv(BatchedEnv):
         return self._observation
 
     def _make(self) -> None:
-        self._close_envs()
+        self._free()
         seed = int(self._seeds.integers(2**31))
         with fitting(self.game, self._options, Exception):  # Procgen also raises the base class
             self.envs = self._procgen.ProcgenGym3Env(
@@ -100,8 +100,16 @@ class ProcgenEnv(BatchedEnv):
         self._observe()
         self._played = False
 
-    def _close_envs(self) -> None:
-        super()._close_envs()
+    def close(self) -> None:
+        """Close the games, and free their buffers."""
+        if not self.is_closed:
+            self._free()
+        self.is_closed = True
+
+    __del__ = close
+
+    def _free(self) -> None:
+        close_all(self.envs)
         if self.envs:
             # Free the buffers one by one. The garbage collector crashes when it frees them together.
             self.envs.__dict__.clear()

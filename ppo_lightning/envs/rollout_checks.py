@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.data import Bounded, Categorical, TensorSpec
 from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.spaces.specs import columns, row_spec
 
@@ -21,7 +22,7 @@ SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
 AT_LIMIT = 4  # episodes that end at a time limit, at least, and their ratio to those of any other length
 DENSE = 10  # number of lengths from which on the lengths of natural ends are dense
 NORMALIZERS = {"NormalizeObservation", "NormalizeReward", "VecNorm", "VecNormV2"}  # with running statistics
-LAYERS = gymnasium.Env | gymnasium.vector.VectorEnv | nn.Module  # TorchRL's environments are modules
+LAYERS = BatchedEnv | gymnasium.Env | gymnasium.vector.VectorEnv | nn.Module  # as those of TorchRL are
 
 
 class Finding(NamedTuple):
@@ -63,7 +64,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     return env[whole], start[whole], end[whole]
 
 
-def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
+def check_rollout(rollout: TensorDictBase, env: BatchedEnv | EnvBase) -> Findings:
     """Run the checks that need no more than the first rollout [N, T] of a run, which begins with a reset."""
     yield from check_space(rollout, env)
     yield from check_action_bounds(specs_of(env).action)
@@ -73,7 +74,7 @@ def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
         yield from check_time_limits(rollout)
 
 
-def check_space(rollout: TensorDictBase, env: EnvBase) -> Findings:
+def check_space(rollout: TensorDictBase, env: BatchedEnv | EnvBase) -> Findings:
     """Check that discrete observations are elements of their space."""
     for _, part, place in columns(specs_of(env).observation):
         if isinstance(part, Categorical):

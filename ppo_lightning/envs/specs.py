@@ -8,6 +8,7 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.tensor_env import TensorEnv
+from ppo_lightning.envs.torchrl import TorchRLEnv, untransformed
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK, stored
@@ -20,12 +21,12 @@ class Specs(NamedTuple):
     action: TensorSpec
 
 
-def specs_of(env: EnvBase) -> Specs:
+def specs_of(env: BatchedEnv | EnvBase) -> Specs:
     """Return the specs of one environment of a batch."""
-    if isinstance(env, BatchedEnv | TensorEnv):
+    if isinstance(env, BatchedEnv | TorchRLEnv | TensorEnv):
         return Specs(*env.agent_specs)
     spec = env.observation_spec_unbatched
-    base = getattr(env, "base_env", None)
+    base = untransformed(env)
     has_parts = False
     if isinstance(base, BatchedEnv | TensorEnv):
         observations, actions = base.agent_specs

@@ -1,6 +1,5 @@
 """Vectorized environments of Gymnasium's interface."""
 
-import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -71,10 +70,10 @@ class GymnasiumVectorEnv(BatchedEnv):
         if self.resets_late:
             self.untransformable = "a vectorized environment that resets late: use AutoresetMode.DISABLED."
         super().__init__(envs.single_observation_space, actions_of(envs, "single_action_space"), seeds)
-        self._batched_space = batch_space(self.unjoined_space, num_envs)
+        self._batched_space = batch_space(self.format.space, num_envs)
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
         self.valid = ~self._done if self.resets_late else None
-        self._step_numbers = itertools.count(1)
+        self._steps = 0
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate. With ``resets_late``, a mask has no effect: the next step resets."""
@@ -82,7 +81,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             try:
                 observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
-                if self._mask is None and choice_counts(self.agent_specs[1]) and self._has_masks(info):
+                if self.format.mask is None and choice_counts(self.agent_specs[1]) and self._has_masks(info):
                     remedy = "it must be an entry of the observations"
                     raise ConfigError(f"{MASK} is in the info or a method: {remedy}.")
             except (Exception, SystemExit) as error:
@@ -93,7 +92,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         return self._observation
 
     def _reset_all(self) -> tuple[Any, Any]:
-        seeds: Any = self._take_seeds()
+        seeds: Any = self._next_seeds.take()
         if seeds[0] is None:
             return self.envs.reset()
         try:
@@ -129,8 +128,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._observation[~mask] = previous
 
     def _step_arrays(self, action: np.ndarray) -> Step:
-        convert = self._single_actions if self._from_row is None else self._from_row
-        number = next(self._step_numbers)
+        convert = self.format.from_row or self.format.actions
+        self._steps = number = self._steps + 1
         try:
             answer = self.envs.step(convert(action))
             check_step(answer, self.num_envs)
@@ -154,29 +153,30 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
         """Write observations to the rows. Where an episode is ``done`` [N], the mask may allow no action."""
         try:
-            if self._to_row is None:
+            if self.format.to_row is None:
                 rows = np.asarray(observation)
             else:
-                rows = to_row(self.unjoined_space, observation, (self.num_envs,))
+                rows = to_row(self.format.space, observation, (self.num_envs,))
             if check or rows.shape != self._observation.shape or rows.dtype.kind not in "biuf":
                 check_observation(observation, self._batched_space, BATCH)
             store(self._observation, rows.reshape(self._observation.shape))
         except Exception:
             check_observation(observation, self._batched_space, BATCH)
             raise
-        if self._mask is not None:
-            useless = self._forbids_all(self._observation)
+        if self.format.mask is not None:
+            useless = self.format.forbids_all(self._observation)
             require_action(not useless.any() or (done is not None and not (useless & ~done).any()))
             # A final observation has a value, and if resets are late, the policy acts once more.
-            self._observation[:, self._mask][useless] = 1
+            self._observation[:, self.format.mask][useless] = 1
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment."""
         frames: Any = self.envs.render() if self.envs.render_mode == "rgb_array" else None
         return None if frames is None or frames[0] is None else np.asarray(frames[0])
 
-    def _close_envs(self) -> None:
-        super()._close_envs()
+    def close(self) -> None:
+        """Close the environments, and end processes that hang."""
+        super().close()
         for process in getattr(self.envs.unwrapped, "processes", ()):
             if process.is_alive():  # it hangs, or another has died and Gymnasium waits for its answer
                 process.kill()

@@ -72,7 +72,7 @@ class ParallelGamesEnv(GameEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset all games, or those that are over. Who died in a running one keeps the observation."""
-        seeds = self._take_seeds()
+        seeds = self._next_seeds.take()
         for g in range(len(self.envs)):
             rows = self._rows(g)
             waiting = self._waiting[rows]  # a view
@@ -98,8 +98,8 @@ class ParallelGamesEnv(GameEnv):
                 self._alive[row] = player in observations and player in env.agents
                 if self._alive[row]:
                     observation = self._with_state(observations[player], state)
-                    self._write(self._fresh, row, observation, check=True)
-                    if self._mask is None and MASK in infos.get(player, {}):
+                    self.format.write(self._fresh, row, observation, check=True)
+                    if self.format.mask is None and MASK in infos.get(player, {}):
                         raise ConfigError(f"the {MASK} of its info must be an entry of the observations.")
         except (Exception, SystemExit) as error:
             reraise(error, f"{self._name}, game {g}", "reset")
@@ -112,7 +112,7 @@ class ParallelGamesEnv(GameEnv):
         return {**parts, STATE: state}
 
     def _step_arrays(self, action: np.ndarray) -> Step:
-        chosen = self._single_actions(action)
+        chosen = self.format.actions(action)
         self.valid = self._alive.copy()
         for values in self._results:
             values[:] = 0
@@ -151,7 +151,7 @@ class ParallelGamesEnv(GameEnv):
             if player in observations and (was_alive or self._alive[row]):
                 observation = self._with_state(observations[player], state)
                 over = not self._alive[row]
-                self._write(self._observation, row, observation, over, check=not self._checked)
+                self.format.write(self._observation, row, observation, over, check=not self._checked)
 
 
 def players_of(env: Any) -> list[Any]:

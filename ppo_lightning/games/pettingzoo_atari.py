@@ -77,7 +77,7 @@ class PettingZooAtari(GameEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Start the games of all masked rows anew."""
-        seeds = self._take_seeds()
+        seeds = self._next_seeds.take()
         for g in range(len(self.envs)):
             if mask is not None and not mask.reshape(-1, self.num_players)[g].any():
                 continue

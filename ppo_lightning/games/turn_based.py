@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
-from ppo_lightning.envs.batched import Step, name_of, require_distinct
+from ppo_lightning.envs.batched import Step, close_all, name_of, require_distinct
 from ppo_lightning.envs.contract import require_action, reraise
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.errors import ConfigError
@@ -133,7 +133,7 @@ class BoardGameEnv(TurnBasedEnv):
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games: EnvPool accepts seeds only at construction."""
         super().reseed(seeds)
-        self._close_envs()
+        close_all(self.envs)
         self.envs = self._make(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -213,7 +213,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset games."""
-        seeds = self._take_seeds()
+        seeds = self._next_seeds.take()
         games = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         for g in games.tolist():
             try:

@@ -12,7 +12,9 @@ from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.state import Row
+from ppo_lightning.envs.torchrl import as_torchrl
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.normalizers import RewardScaler
@@ -45,7 +47,7 @@ class Collector(BaseCollector):
 
     def __init__(
         self,
-        env: EnvBase,
+        env: BatchedEnv | EnvBase,
         agent: Actor,
         num_steps: int,
         num_rollouts: int | None = None,
@@ -105,7 +107,7 @@ class Collector(BaseCollector):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the seed of the environments' next reset; return the next free seed."""
-        return self.env.set_seed(seed, static_seed=static_seed)
+        return as_torchrl(self.env).set_seed(seed, static_seed=static_seed)
 
     def state_dict(self) -> OrderedDict:
         """Return copies: the number of rollouts, and the N ``running`` episodes, none if they are unknown."""

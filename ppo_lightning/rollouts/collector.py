@@ -13,6 +13,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.envs.batched import BatchedEnv, Step
 from ppo_lightning.envs.state import Row, from_plain, to_plain
+from ppo_lightning.envs.torchrl import untransformed
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate, without_autocast
@@ -59,7 +60,7 @@ class RolloutCollector(Collector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        env = self.env
+        env = self.env = untransformed(self.env)  # below the view of `make_env`
         if self._memory is not None:
             self._memory = self._memory.numpy(force=True)
         self._evaluated = True  # whether the policy gave all that a step stores

@@ -16,10 +16,11 @@ from torchrl.envs import EnvBase, Transform
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import data_settings, facts_of
-from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
+from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
+from ppo_lightning.envs.torchrl import as_torchrl, set_everywhere
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.env_ids import maker_of, plain
@@ -131,7 +132,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._time_limit: int | None = None  # of the environments, once they exist
         self.seed = 1
         self.collector: Collector | OverlappedCollector | None = None
-        self._env: EnvBase | None = None
+        self._env: BatchedEnv | EnvBase | None = None
         self._specs: Specs | None = None
         self._attributes: dict[str, Any] = {}  # of the training environments, as plain types
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
@@ -198,7 +199,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         return self.progress.rollout_steps // self.plan.frames_per_rollout
 
     @property
-    def env(self) -> EnvBase:
+    def env(self) -> BatchedEnv | EnvBase:
         """This rank's training environments, created at first use."""
         if self._env is None:
             shard = self.shard
@@ -220,10 +221,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._set_attributes()
 
     def _set_attributes(self) -> None:
-        env = untransformed(self._env)
-        for name, value in self._attributes.items() if env is not None else ():
-            setter = env.set_attr if isinstance(env, BatchedEnv) else functools.partial(set_attribute, env)
-            setter(name, from_plain(value))
+        for name, value in self._attributes.items() if self._env is not None else ():
+            set_everywhere(self._env, name, from_plain(value))
 
     @property
     def has_weights(self) -> bool:
@@ -308,7 +307,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
         if not rows and state["rollouts"]:  # other episodes than those at the start of the run
             index = state["rollouts"] * self.num_envs + self.shard.first
-            self.env.set_seed(derive_seed(self.seed, "train", index))
+            as_torchrl(self.env).set_seed(derive_seed(self.seed, "train", index))
         self.collector.load_state_dict(state | {"running": rows[self.shard.rows]})
         self._attributes |= saved.get("attributes", {})
         self.trainer.callback_metrics.update(self.progress.metrics)

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ppo_lightning.envs.batched import BatchedEnv, untransformed
+from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.contract import numbers_of
+from ppo_lightning.envs.torchrl import untransformed
 
 
 class EpisodeInfos:

@@ -6,6 +6,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.tensor_env import FunctionalEnv
+from ppo_lightning.envs.torchrl import untransformed
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.base import Collector
@@ -17,7 +18,7 @@ from ppo_lightning.rollouts.weighted_collector import WeightedCollector
 
 
 def make_collector(
-    env: EnvBase,
+    env: BatchedEnv | EnvBase,
     agent: Actor,
     num_steps: int,
     num_rollouts: int | None = None,
@@ -36,12 +37,14 @@ def make_collector(
     observations = 2 * observation.shape.numel() * observation.dtype.itemsize  # before and after the step
     small = 64  # actions, rewards, values, flags
     check_memory(env.batch_size[0] * num_steps, observations + 4 * state_size + small)
-    if isinstance(env, BatchedEnv):
-        kind = RolloutCollector if env.valid is None else WeightedCollector
-        return getattr(type(env), "collector_class", kind)(env, agent, num_steps, num_rollouts, **options)
-    base = env.base_env if isinstance(env, TransformedEnv) else None
-    if isinstance(base, BatchedEnv) and base.untransformable:
-        raise ConfigError(f"data.transforms do not work with {base.untransformable}")
+    base = untransformed(env)
+    if isinstance(base, BatchedEnv):
+        if not isinstance(env, TransformedEnv):
+            kind = RolloutCollector if base.valid is None else WeightedCollector
+            kind = getattr(type(base), "collector_class", kind)
+            return kind(base, agent, num_steps, num_rollouts, **options)
+        if base.untransformable:
+            raise ConfigError(f"data.transforms do not work with {base.untransformable}")
     if not isinstance(env, FunctionalEnv):
         return TensorCollector(env, agent, num_steps, num_rollouts, **options)
     if env.device is not None and env.device.type != agent.device.type:

@@ -18,6 +18,7 @@ from ppo_lightning.spaces.specs import (
     spec_from_space,
     spec_to_plain,
 )
+from ppo_lightning.utils.seeding import derive_seed
 from tests.environments import Reach
 from tests.spaces.test_spaces import ACTIONS, OBSERVATIONS, build
 
@@ -80,7 +81,7 @@ GAMES = {
 def test_a_loop_of_predict_plays_the_episode_of_evaluate(name, memory):
     env_id, kwargs = GAMES[name]
     evaluated = make_env(env_id, 1, seed=3, stream="eval", env_kwargs=kwargs)
-    module, seed = module_of(evaluated, memory), evaluated._seeds_to_use[0]
+    module, seed = module_of(evaluated, memory), derive_seed(3, "eval", 0)
     expected = evaluate(module.agent, evaluated)
     env = env_id() if callable(env_id) else gym.make(env_id, **kwargs)
     (observation, info), total = env.reset(seed=seed), 0.0

@@ -21,6 +21,7 @@ from ppo_lightning.envs.rollout_checks import (
     check_time_limits,
     episodes_of,
 )
+from ppo_lightning.envs.torchrl import as_torchrl
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs
 from tests.envs.broken_envs import BROKEN, Walk
@@ -79,7 +80,7 @@ def test_random_play_obeys_masks_and_leaves_the_space_alone():
 
 def test_random_play_is_the_rollout_of_torchrl_with_the_same_whole_episodes():
     env, twin = (EnvFactory("Script-v0").make(2) for _ in range(2))
-    expected = env.rollout(60, break_when_any_done=False)
+    expected = as_torchrl(env).rollout(60, break_when_any_done=False)
     actions = iter(expected["action"].transpose(0, 1).numpy())
     step = twin.step_arrays
     twin.step_arrays = lambda _: step(next(actions))

@@ -139,8 +139,8 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
         env("CartPole-v1", 16, "vectorized", seed=3, env_kwargs=options),
         GymnasiumEnv(functools.partial(gymnasium.make, "CartPole-v1", **options), many_seeds(3, 16)),
     )
-    assert isinstance(many, CartPoleEnv)
-    assert not isinstance(env("CartPole-v1", 16), CartPoleEnv), "only where it is asked for"
+    assert isinstance(many.arrays, CartPoleEnv)
+    assert not isinstance(env("CartPole-v1", 16).arrays, CartPoleEnv), "only where it is asked for"
     assert np.array_equal(many.reset_arrays(), single.reset_arrays())
     rng, ends = np.random.default_rng(0), np.zeros(2, int)
     for _ in range(300):

@@ -270,7 +270,7 @@ def test_continuous_actions_and_options_of_the_game():
     ],
 )
 def test_ids_as_pettingzoo_cleanrl_and_python_write_them(env_id, kind):
-    assert type(make_env(env_id, 6, "pettingzoo")) is kind
+    assert type(make_env(env_id, 6, "pettingzoo").arrays) is kind
 
 
 def test_a_dotted_path_trains(fit):
@@ -282,8 +282,8 @@ def test_a_dotted_path_trains(fit):
 
 
 def test_functions_make_games_with_the_default_backend():
-    assert isinstance(make_env(simple_spread_v3.parallel_env, 3), ParallelGamesEnv)
-    assert isinstance(make_env(connect_four_v3.env, 3), TurnBasedGamesEnv)
+    assert isinstance(make_env(simple_spread_v3.parallel_env, 3).arrays, ParallelGamesEnv)
+    assert isinstance(make_env(connect_four_v3.env, 3).arrays, TurnBasedGamesEnv)
 
 
 def test_evaluation_completes_the_last_game():
@@ -434,7 +434,7 @@ def test_wrong_settings(make, num_envs, options, message):
 @pytest.mark.parametrize("make", [rps_v2.env, lambda: parallel_to_aec(Mortals((1, 2)))])
 def test_an_aec_env_whose_players_act_at_once_is_parallel(make):
     env = make_env(make, 2, "pettingzoo")
-    assert isinstance(env, ParallelGamesEnv)
+    assert isinstance(env.arrays, ParallelGamesEnv)
     assert collect(env, 20)["next", "done"].any()
 
 

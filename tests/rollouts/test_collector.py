@@ -11,6 +11,7 @@ from torchrl.envs import Compose, InitTracker, TransformedEnv
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.torchrl import as_torchrl
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
@@ -34,7 +35,7 @@ def catch_time(observation):
 
 
 def through(kind, env):
-    return env if kind == "ours" else TransformedEnv(env, Compose(InitTracker()))
+    return env if kind == "ours" else TransformedEnv(as_torchrl(env), Compose(InitTracker()))
 
 
 # Environment, how to read the time, kind of end, and the time of the ends, which is only ever a next one.
@@ -90,8 +91,8 @@ def test_both_collectors_store_the_same_step_by_step(statistics):
         options = {"deterministic": not statistics, "reward_scaler": scaler}
         collectors.append(make_collector(env, agent, 16, 4, **options))
     ends = 0
-    # The statistics of few observations amplify rounding, which depends on the CPU.
-    tolerance = {"atol": 3e-5, "rtol": 1.3e-6} if statistics else {}
+    # The statistics of few observations amplify rounding, which depends on the CPU (3.4e-5 on a Zen 4).
+    tolerance = {"atol": 1e-4, "rtol": 1e-5} if statistics else {}
     for a, b in zip(*collectors, strict=True):
         for key in a.keys(include_nested=True, leaves_only=True):
             if key != "action_log_prob" or not statistics:

@@ -12,9 +12,9 @@ from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, 
 
 from ppo_lightning import PPO, MLPAgent, make_env
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.envs.batched import untransformed
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.envs.torchrl import untransformed
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts import tensor_collector

@@ -673,7 +673,7 @@ def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, si
     parts, info = batch.envs.reset()
     assert rows.shape == (2, size + parts["privileged_state"].shape[1])
     place = entry_columns(batch.agent_specs[0])["state"]
-    np.testing.assert_array_equal(batch._rows(parts, info)[:, place], parts["state"])
+    np.testing.assert_array_equal(batch.arrays._rows(parts, info)[:, place], parts["state"])
     assert agent.entries.actor == {"state": size}
     assert next(agent.critic_body.parameters()).shape == (64, rows.shape[1])
 

@@ -114,7 +114,7 @@ class WorkerEnv(BatchedEnv):
                 worker.start(seeds[rows])
                 self.workers.append(worker)
             # The first request creates the environments, whatever its method.
-            self._ask(dict.fromkeys(self.workers, ("numel",)), loading=True)
+            self._ask(dict.fromkeys(self.workers, ("__repr__",)), loading=True)
         except BaseException:
             self.close()
             raise
@@ -210,8 +210,11 @@ class WorkerEnv(BatchedEnv):
         worker.start([derive_seed(seed, "worker", worker.losses) for seed in self._seeds[worker.rows]])
         self._lost.add(worker)
 
-    def _close_envs(self) -> None:
+    def close(self) -> None:
         """Close the environments, unless an exchange was interrupted, and end the workers."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         deadline = time.monotonic() + (0.0 if self._waiting else CLOSE_SECONDS)
         for worker in () if self._waiting else self.workers:
             worker.send(("close",), CLOSE_SECONDS)
@@ -231,7 +234,8 @@ class Worker:
 
     def start(self, seeds: list[int]) -> None:
         """Start the process, which makes the environments from their seeds."""
-        make = CloudpickleWrapper(functools.partial(self.make, seeds))
+        made: Any = functools.partial(self.make, seeds)
+        make = CloudpickleWrapper(made)
         context: Any = multiprocessing.get_context(START_METHOD)
         self._pipe, theirs = context.Pipe()
         self._seconds = 0.0

@@ -19,6 +19,7 @@ from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.commands.profile import StageClock
 from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.torchrl import as_torchrl
 from ppo_lightning.envs.workers import processes as workers
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
@@ -108,7 +109,7 @@ def make():
 
     yield make_env
     for env in made:
-        env.close(raise_if_closed=False)
+        env.close()
         assert not any(process.is_alive() for process in processes_of(env))
 
 
@@ -119,7 +120,7 @@ def processes_of(env):
 def collect(env, rollouts=4, num_steps=16, seed=None):
     torch.manual_seed(0)
     agent = MLPAgent(*env.agent_specs)
-    env.set_seed(seed)
+    as_torchrl(env).set_seed(seed)
     collector = make_collector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed=2))
     return [collector.rollout().clone() for _ in range(rollouts)]
 

@@ -57,7 +57,7 @@ def make(cluster):
 
     yield make_env
     for env in made:
-        env.close(raise_if_closed=False)
+        env.close()
     assert wait_for_no_actor(), "a closed environment leaves no actor"
 
 
