@@ -142,7 +142,7 @@ def env():
 
     yield make
     for environment in made:
-        environment.arrays.close()
+        environment.close()
 
 
 @pytest.fixture

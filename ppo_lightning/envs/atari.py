@@ -107,6 +107,7 @@ class AtariEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games with new seeds."""
+        super().reseed(seeds)
         close_all(self.envs)
         self.seeds = list(seeds)
         self._make()

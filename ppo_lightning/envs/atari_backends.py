@@ -7,7 +7,6 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import Arrays, AtariEnv
-from ppo_lightning.envs.batched import Seeds
 from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.threads import threads_of
@@ -82,7 +81,6 @@ class GymnasiumAtari(AtariEnv):
             )
             for _ in self.seeds
         ]
-        self._next_seeds = Seeds(self.seeds)
         self._frames_played = np.zeros(len(self.seeds), np.int64)
         game: Any = self.envs[0].unwrapped
         self.action_names = game.get_action_meanings()

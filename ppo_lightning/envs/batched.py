@@ -66,7 +66,7 @@ class BatchedEnv(ABC):
     """N environments that step together as arrays.
 
     There is no autoreset: a step returns the final observation of a finished episode, and the caller resets
-    by mask. The only exception are environments with ``resets_late``.
+    by mask. The only exception are environments with ``resets_late``. Who makes environments closes them.
     :class:`~ppo_lightning.envs.torchrl.TorchRLEnv` is their view for TorchRL.
 
     An adapter makes ``envs``, calls this constructor, and implements :meth:`reset_arrays` and
@@ -86,6 +86,7 @@ class BatchedEnv(ABC):
         [1.0, 1.0]
     """
 
+    is_closed = True  # before the constructor
     envs: Any = ()  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
     render_fps: float | None = None  # frame rate of a video in real time; None: that of `envs`
@@ -110,7 +111,6 @@ class BatchedEnv(ABC):
         self.batch_size = torch.Size([self.num_envs])
         self.is_closed = False
         self.infos: dict[Any, Any] = {}  # row -> numbers at an episode end, or "all" -> the last info
-        self._bounds = self.format.bounds
         self._next_seeds = Seeds(seeds)
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
         self._observation = np.zeros((self.num_envs, *self.format.observation_spec.shape), self.format.dtype)
@@ -134,8 +134,8 @@ class BatchedEnv(ABC):
         Args:
             action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
         """
-        if self._bounds is not None:
-            low, high = self._bounds
+        if self.format.bounds is not None:
+            low, high = self.format.bounds
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)

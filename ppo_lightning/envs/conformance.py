@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical
-from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs import SerialEnv
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.contract import place_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.rollout_checks import Finding, Findings, check_rollout, episodes_of
-from ppo_lightning.envs.torchrl import untransformed
+from ppo_lightning.envs.torchrl import AnyEnv, untransformed
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
@@ -90,9 +90,7 @@ def check_environment(
     return Examination(findings, rollout)
 
 
-def random_play(
-    env: BatchedEnv | EnvBase, num_steps: int, seed: int = 0, seconds: float = math.inf
-) -> TensorDictBase:
+def random_play(env: AnyEnv, num_steps: int, seed: int = 0, seconds: float = math.inf) -> TensorDictBase:
     """Step environments as the collectors do, with random actions that masks allow.
 
     Return a rollout [N, T] with their keys. Environments of TorchRL ignore the ``seconds``.
@@ -154,7 +152,7 @@ def random_policy(env: BatchedEnv, seed: int = 0) -> Callable[[np.ndarray, np.ra
     return draw
 
 
-def check_interface(env: BatchedEnv | EnvBase) -> Findings:
+def check_interface(env: AnyEnv) -> Findings:
     """Run Gymnasium's or TorchRL's own checker."""
     from gymnasium.utils.env_checker import check_env  # here, because `fit` imports this module
     from torchrl.envs.utils import check_env_specs

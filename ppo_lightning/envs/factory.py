@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import gymnasium
 import torch
-from torchrl.envs import EnvBase, Transform
+from torchrl.envs import Transform
 
 from ppo_lightning.envs.batched import BatchedEnv, Copies
 from ppo_lightning.envs.contract import SUCCESS
@@ -16,7 +16,7 @@ from ppo_lightning.envs.functions import make as make_by_function
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.gymnasium import make as make_singles
 from ppo_lightning.envs.specs import Specs, specs_of
-from ppo_lightning.envs.torchrl import TorchRLEnv
+from ppo_lightning.envs.torchrl import AnyEnv, TorchRLEnv
 from ppo_lightning.envs.transforms import transform, try_transforms
 from ppo_lightning.envs.vector import make as make_vectorized
 from ppo_lightning.errors import ConfigError
@@ -25,7 +25,7 @@ from ppo_lightning.utils.seeding import Stream, derive_seed, user_modes
 
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
-Make = Callable[..., BatchedEnv | EnvBase]  # of an id and the wanted copies
+Make = Callable[..., AnyEnv]  # of an id and the wanted copies
 
 
 def _adapter(backend: Backend, env_id: Any) -> Make:
@@ -97,7 +97,7 @@ class EnvFactory:
         first_env: int = 0,
         stream: Stream = "train",
         render: bool = False,
-    ) -> BatchedEnv | EnvBase:
+    ) -> AnyEnv:
         """Make N environments that step together, batch size [N].
 
         Args:
@@ -147,12 +147,12 @@ class EnvFactory:
             self._check(env, num_envs, must_fit=stream == "train", render=render)
             if self.transforms and stream == "train" and isinstance(env, BatchedEnv):
                 self._try(env)
-        except ConfigError:
+            if isinstance(env, BatchedEnv) and env.info_names is not None:
+                env.info_names = self.log_info
+            return transform(env, self.transforms) if self.transforms else env
+        except BaseException:
             env.close()
             raise
-        if isinstance(env, BatchedEnv) and env.info_names is not None:
-            env.info_names = self.log_info
-        return transform(env, self.transforms) if self.transforms else env
 
     def specs(self) -> Specs:
         """Return the specs of one environment, which is created and closed.
@@ -173,7 +173,7 @@ class EnvFactory:
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
 
-    def _check(self, env: BatchedEnv | EnvBase, num_envs: int, must_fit: bool, render: bool) -> None:
+    def _check(self, env: AnyEnv, num_envs: int, must_fit: bool, render: bool) -> None:
         """Check that environments have the wanted number, and that workers step them."""
         players = getattr(env, "rows_per_game", 1)
         must_fit = must_fit or (render and players == 1)
@@ -229,7 +229,7 @@ def make_env(
 
 def require_maker(env_id: Any) -> None:
     """Raise a ConfigError unless ``data.env_id`` is an id or a function."""
-    is_env = isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase)
+    is_env = isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | AnyEnv)
     if is_env or not (isinstance(env_id, str) or callable(env_id)):
         what = f"an environment ({type(env_id).__name__})" if is_env else repr(env_id)
         remedy = "give an id, or a function that makes a new environment, as in lambda: gymnasium.make(id)"

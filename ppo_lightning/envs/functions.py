@@ -9,15 +9,16 @@ from typing import Any
 
 import gymnasium
 import torch
-from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs import SerialEnv
 
-from ppo_lightning.envs.batched import BatchedEnv, Copies, begin_with
+from ppo_lightning.envs.batched import Copies, begin_with
+from ppo_lightning.envs.torchrl import AnyEnv, TorchRLEnv, as_torchrl
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copying, parameters_of
 
 
-def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> BatchedEnv | EnvBase:
+def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> AnyEnv:
     """Make copies of an environment by the function of :class:`~ppo_lightning.envs.factory.EnvFactory`."""
     seeds, first_env = copies.seeds, copies.first_env
     known = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}
@@ -41,12 +42,14 @@ def make(function: Callable[..., Any], copies: Copies, /, **env_kwargs: Any) -> 
 
         if is_game(env):
             return make_games(begin_with(env, make_one), copies)
-    if isinstance(env, EnvBase):
+    if isinstance(env, TorchRLEnv):
+        env = env.arrays
+    if isinstance(env, AnyEnv):
         if env.batch_size == torch.Size([]):
             env.close()
             env = SerialEnv(len(seeds), make_one)
         if "seeds" not in wanted:  # otherwise each environment has its seed
-            env.set_seed(seeds[0])
+            as_torchrl(env).set_seed(seeds[0])
         return env
     if len(seeds) > 1 and wanted.keys() & {"seed", "seeds"}:
         warnings.warn(

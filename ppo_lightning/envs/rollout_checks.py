@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Bounded, Categorical, TensorSpec
-from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.torchrl import AnyEnv
 from ppo_lightning.spaces.specs import columns, row_spec
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
@@ -64,7 +64,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     return env[whole], start[whole], end[whole]
 
 
-def check_rollout(rollout: TensorDictBase, env: BatchedEnv | EnvBase) -> Findings:
+def check_rollout(rollout: TensorDictBase, env: AnyEnv) -> Findings:
     """Run the checks that need no more than the first rollout [N, T] of a run, which begins with a reset."""
     yield from check_space(rollout, env)
     yield from check_action_bounds(specs_of(env).action)
@@ -74,7 +74,7 @@ def check_rollout(rollout: TensorDictBase, env: BatchedEnv | EnvBase) -> Finding
         yield from check_time_limits(rollout)
 
 
-def check_space(rollout: TensorDictBase, env: BatchedEnv | EnvBase) -> Findings:
+def check_space(rollout: TensorDictBase, env: AnyEnv) -> Findings:
     """Check that discrete observations are elements of their space."""
     for _, part, place in columns(specs_of(env).observation):
         if isinstance(part, Categorical):

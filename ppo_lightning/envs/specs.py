@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec
-from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.tensor_env import TensorEnv
-from ppo_lightning.envs.torchrl import TorchRLEnv, untransformed
+from ppo_lightning.envs.torchrl import AnyEnv, TorchRLEnv, untransformed
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK, stored
@@ -21,7 +20,7 @@ class Specs(NamedTuple):
     action: TensorSpec
 
 
-def specs_of(env: BatchedEnv | EnvBase) -> Specs:
+def specs_of(env: AnyEnv) -> Specs:
     """Return the specs of one environment of a batch."""
     if isinstance(env, BatchedEnv | TorchRLEnv | TensorEnv):
         return Specs(*env.agent_specs)

@@ -1,6 +1,6 @@
 """Batched environments as environments of TorchRL."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,7 +16,8 @@ class TorchRLEnv(EnvBase):
     """View of batched environments as one environment of TorchRL, batch size [N].
 
     The keys are ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``. Public
-    attributes of the environments below are attributes of the view, too.
+    attributes of the environments below can be read from the view, too; set them on ``arrays``. Closing a
+    view closes them, dropping it does not.
 
     Args:
         arrays: The environments.
@@ -33,8 +34,6 @@ class TorchRLEnv(EnvBase):
     def __init__(self, arrays: BatchedEnv) -> None:
         super().__init__(device="cpu", batch_size=arrays.batch_size)
         self.arrays = arrays
-        # TorchRL sets this flag only at the first reset, and `close` skips a closed environment.
-        self.is_closed = arrays.is_closed
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         self.observation_spec_unbatched = arrays.observation_spec_unbatched.clone()
         self.action_spec_unbatched = arrays.action_spec_unbatched.clone()
@@ -73,13 +72,25 @@ class TorchRLEnv(EnvBase):
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the environments and stop their threads."""
         self.arrays.close()
-        super().close(raise_if_closed=raise_if_closed)
 
-    def __del__(self) -> None:
-        """Leave the environments open, which other views may step."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether the environments are closed."""
+        return self.arrays.is_closed
+
+    @is_closed.setter
+    def is_closed(self, value: bool) -> None:
+        """Ignore what TorchRL sets, which would hide that they are open."""
+
+    def set_state(self, states: list[dict[str, Any]]) -> None:
+        """Restore the episodes. TorchRL has another method of this name."""
+        self.arrays.set_state(states)
 
 
-def as_torchrl(env: BatchedEnv | EnvBase) -> EnvBase:
+AnyEnv: TypeAlias = BatchedEnv | EnvBase
+
+
+def as_torchrl(env: AnyEnv) -> EnvBase:
     """Return environments as an environment of TorchRL."""
     return TorchRLEnv(env) if isinstance(env, BatchedEnv) else env
 

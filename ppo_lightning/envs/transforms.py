@@ -5,21 +5,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.nn.parameter import UninitializedBuffer, is_lazy
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
+from torchrl.envs import Compose, Transform, TransformedEnv
 
-from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import specs_of
-from ppo_lightning.envs.torchrl import as_torchrl
+from ppo_lightning.envs.torchrl import AnyEnv, as_torchrl
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.seeding import isolated
 
 
-def transform(env: BatchedEnv | EnvBase, transforms: Iterable[Transform]) -> TransformedEnv:
+def transform(env: AnyEnv, transforms: Iterable[Transform]) -> TransformedEnv:
     """Return an environment with copies of transforms around it."""
     return TransformedEnv(as_torchrl(env), Compose(*map(copy_of, single(transforms))))
 
 
-def try_transforms(transforms: Iterable[Transform], env: BatchedEnv | EnvBase) -> None:
+def try_transforms(transforms: Iterable[Transform], env: AnyEnv) -> None:
     """Step environments, which are then closed, with one transform more at a time."""
     transforms, env = [*single(transforms)], as_torchrl(env)
     with isolated(), contextlib.closing(env):

@@ -10,11 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.state import Row
-from ppo_lightning.envs.torchrl import as_torchrl
+from ppo_lightning.envs.torchrl import AnyEnv, as_torchrl
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
 from ppo_lightning.models.normalizers import RewardScaler
@@ -47,7 +45,7 @@ class Collector(BaseCollector):
 
     def __init__(
         self,
-        env: BatchedEnv | EnvBase,
+        env: AnyEnv,
         agent: Actor,
         num_steps: int,
         num_rollouts: int | None = None,

@@ -20,7 +20,7 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.envs.torchrl import as_torchrl, set_everywhere
+from ppo_lightning.envs.torchrl import AnyEnv, as_torchrl, set_everywhere
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.env_ids import maker_of, plain
@@ -132,7 +132,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._time_limit: int | None = None  # of the environments, once they exist
         self.seed = 1
         self.collector: Collector | OverlappedCollector | None = None
-        self._env: BatchedEnv | EnvBase | None = None
+        self._env: AnyEnv | None = None
         self._specs: Specs | None = None
         self._attributes: dict[str, Any] = {}  # of the training environments, as plain types
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
@@ -199,7 +199,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         return self.progress.rollout_steps // self.plan.frames_per_rollout
 
     @property
-    def env(self) -> BatchedEnv | EnvBase:
+    def env(self) -> AnyEnv:
         """This rank's training environments, created at first use."""
         if self._env is None:
             shard = self.shard

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
-from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.contract import SUCCESS
 from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.torchrl import AnyEnv
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils import collectives
@@ -25,7 +24,7 @@ STEPS_AT_ONCE = 64
 
 @isolated()
 def evaluate(
-    agent: Actor, env: BatchedEnv | EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
+    agent: Actor, env: AnyEnv, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 

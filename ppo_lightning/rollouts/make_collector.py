@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.tensor_env import FunctionalEnv
-from ppo_lightning.envs.torchrl import untransformed
+from ppo_lightning.envs.torchrl import AnyEnv, untransformed
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Actor
 from ppo_lightning.rollouts.base import Collector
@@ -18,7 +18,7 @@ from ppo_lightning.rollouts.weighted_collector import WeightedCollector
 
 
 def make_collector(
-    env: BatchedEnv | EnvBase,
+    env: AnyEnv,
     agent: Actor,
     num_steps: int,
     num_rollouts: int | None = None,

@@ -50,8 +50,8 @@ def record_video(
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
     if not isinstance(env, BatchedEnv):
+        env.close()
         raise ConfigError("Only environments of arrays can be recorded, without data.transforms.")
-    check_same_spaces(agent, env)
     play = torch.no_grad()(agent.play)
 
     def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
@@ -76,6 +76,7 @@ def record_video(
         return draw(picture, lines, names, lengths, texts, chosen, values)
 
     try:
+        check_same_spaces(agent, env)
         returns = []
         observation = env.reset_arrays()
         first = picture_of(env)  # an environment that cannot be rendered leaves no file

@@ -95,7 +95,7 @@ class WorkerEnv(BatchedEnv):
         super().__init__(*sample.spaces, seeds)
         self.samples = sample.envs
         self.step_timeout = step_timeout
-        self._bounds = None  # the workers clip actions
+        self.format.bounds = None  # the workers clip actions
         self._seeds = seeds
         self._max_restarts = max_restarts
         bounds = [number * self.num_envs // num_workers for number in range(num_workers + 1)]
