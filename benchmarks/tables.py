@@ -68,6 +68,7 @@ SELECTION = {
     "time_left": "time observed",
 }
 SECOND = ("base", "hl_gauss", "quantiles")  # the two best of the first stage
+THIRD = ("base", "quantiles")  # the open question of the second stage
 SECOND_TASKS = (*SELECTION_TASKS, "Humanoid-v4", "Swimmer-v4", "Pusher-v4")
 BOOTSTRAPS = 10_000
 PERMUTATIONS = 100_000
@@ -284,18 +285,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in corrected]
 
 
-def print_stage(groups: Sequence[str], changes: Iterable[str], tasks: Sequence[str], spread: bool) -> None:
+def print_stage(runs: Sequence[Row], changes: Iterable[str], tasks: Sequence[str], spread: bool) -> None:
     """Print the table of a stage.
 
     Args:
-        groups: Groups of its runs.
+        runs: Its runs.
         changes: Names of the changes, the recipes without a change first.
         tasks: Tasks of the stage.
         spread: Whether to print the standard deviations of the returns.
     """
     everywhere = returns_of(rows_of("best/reference_runs.csv"))
     references = {task: np.array(everywhere[task]) for task in tasks}
-    rows = {change: rows_of("candidates/runs.csv", group=groups, change=change) for change in changes}
+    rows = {change: [run for run in runs if run["change"] == change] for change in changes}
     results = {
         change: {env_id.rpartition("/")[2]: np.array(values) for env_id, values in returns_of(runs).items()}
         for change, runs in rows.items()
@@ -323,10 +324,14 @@ def print_stage(groups: Sequence[str], changes: Iterable[str], tasks: Sequence[s
 
 
 def print_selection() -> None:
-    """Print the candidates of both stages."""
-    print_stage(("selection",), SELECTION, SELECTION_TASKS, spread=True)
+    """Print the candidates of the three stages."""
+    first = rows_of("candidates/runs.csv", group="selection")
+    second = rows_of("candidates/runs.csv", group=("selection", "selection_2"))
+    print_stage(first, SELECTION, SELECTION_TASKS, spread=True)
     print()
-    print_stage(("selection", "selection_2"), SECOND, SECOND_TASKS, spread=False)
+    print_stage(second, SECOND, SECOND_TASKS, spread=False)
+    print()
+    print_stage(rows_of("candidates/selection_3/runs.csv"), THIRD, SECOND_TASKS, spread=False)
 
 
 def figure(runs: Sequence[float]) -> str:
