@@ -17,7 +17,6 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv, in_process
 from ppo_lightning.envs.gymnasium import make as make_singles
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.torchrl import AnyEnv, TorchRLEnv
-from ppo_lightning.envs.transforms import transform, try_transforms
 from ppo_lightning.envs.vector import make as make_vectorized
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import copied
@@ -145,11 +144,17 @@ class EnvFactory:
             raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         try:
             self._check(env, num_envs, must_fit=stream == "train", render=render)
-            if self.transforms and stream == "train" and isinstance(env, BatchedEnv):
-                self._try(env)
             if isinstance(env, BatchedEnv) and env.info_names is not None:
                 env.info_names = self.log_info
-            return transform(env, self.transforms) if self.transforms else env
+            if not self.transforms:
+                return env
+            from ppo_lightning.envs.transforms import transform, try_transforms
+
+            if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
+                # On other environments than these.
+                count = 2 if self.num_workers or isinstance(env, GymnasiumEnv) else env.num_envs
+                try_transforms(self.transforms, replace(self, transforms=(), num_workers=0).make(count))
+            return transform(env, self.transforms)
         except BaseException:
             env.close()
             raise
@@ -190,12 +195,6 @@ class EnvFactory:
                 raise ConfigError(
                     f"data.num_workers must be 0 for {type(env).__name__}: workers step single environments."
                 )
-
-    def _try(self, env: BatchedEnv) -> None:
-        """Try the transforms on other environments than these."""
-        if not env.untransformable:
-            num_envs = 2 if self.num_workers or isinstance(env, GymnasiumEnv) else env.num_envs
-            try_transforms(self.transforms, replace(self, transforms=(), num_workers=0).make(num_envs))
 
 
 def make_env(

@@ -31,7 +31,7 @@ COMMANDS = {"arguments", "checkpoint_settings", "cli", "options", "recipes"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("callbacks.doctor", "callbacks.live", "callbacks.video", "games.make", "envs.workers"),
-    "envs.conformance",
+    *("envs.conformance", "envs.transforms"),
     *("games.players", "games.tournament"),
 }
 
