@@ -70,7 +70,6 @@ class ProcgenEnv(BatchedEnv):
         super().__init__(
             spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds
         )
-        self.envs = []
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
@@ -102,17 +101,17 @@ class ProcgenEnv(BatchedEnv):
 
     def close(self) -> None:
         """Close the games, and free their buffers."""
-        if not self.is_closed:
-            self._free()
-        self.is_closed = True
+        self._free()
+        super().close()
 
-    __del__ = close
+    __del__ = close  # what `_free` does must come before the garbage collector
 
     def _free(self) -> None:
         close_all(self.envs)
         if self.envs:
             # Free the buffers one by one. The garbage collector crashes when it frees them together.
             self.envs.__dict__.clear()
+        self.envs = ()
 
     def _observe(self) -> np.ndarray:
         reward, observation, self._first = self.envs.observe()

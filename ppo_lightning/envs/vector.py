@@ -176,8 +176,6 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     def close(self) -> None:
         """Close the environments, and end processes that hang."""
-        if self.is_closed:
-            return
         super().close()
         for process in getattr(self.envs.unwrapped, "processes", ()):
             if process.is_alive():  # it hangs, or another has died and Gymnasium waits for its answer
