@@ -1,7 +1,5 @@
 """Implementation details of PPO and their settings in a run."""
 
-from typing import Any
-
 from ppo_lightning.rollouts.learner import Learner
 
 Value = bool | float | int | str | list | None  # None: the run does not have the setting
@@ -57,12 +55,8 @@ DETAILS: dict[str, tuple[str, str]] = {
 
 def manifest(module: Learner) -> dict[str, Value]:
     """Return the value of each detail's setting in a run, by number. All ranks return the same."""
-    agent: Any = module.agent
-    settings = {**module.data.hparams, **getattr(agent, "hparams", {}), **module.hparams}
-    settings |= {
-        "num_envs": module.data.num_envs,
-        "separate": getattr(agent, "critic_body", None) is not None,
-    }
+    settings = {**module.data.hparams, **module.agent.hparams, **module.hparams}
+    settings |= {"num_envs": module.data.num_envs, "separate": module.agent.critic_body is not None}
     return {
         number: settings.get(name, getattr(module.data.env, name, None)) if name else True
         for number, (_, name) in DETAILS.items()

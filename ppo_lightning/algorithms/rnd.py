@@ -21,7 +21,7 @@ from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import ActorCritic, Evaluation
-from ppo_lightning.models.cnn import channels_last
+from ppo_lightning.models.cnn import nature_convolutions
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
@@ -290,10 +290,7 @@ def random_features(shape: tuple[int, ...]) -> nn.Sequential:
         for layer in layers:
             nn.init.uniform_(layer.bias, -1, 1)
         return nn.Sequential(layers[0], nn.LeakyReLU(), layers[1])
-    sizes = ((shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-    convolutions = [orthogonal(nn.Conv2d(*size), math.sqrt(2)) for size in sizes]
-    parts = [part for convolution in convolutions for part in (convolution, nn.LeakyReLU())]
-    pictures = channels_last(nn.Sequential(*parts, nn.Flatten()))
+    pictures = nature_convolutions(shape[0], nn.LeakyReLU)
     return nn.Sequential(pictures, hidden(pictures(torch.zeros(1, *shape)).shape[1], EMBEDDING))
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import lightning as L
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
+from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.output import accessory, say
 
 ROWS = 512  # rows of a rollout that the checks use
@@ -48,7 +49,8 @@ class Doctor(L.Callback):
         {}
     """
 
-    def __init__(self, every: int = 10) -> None:
+    def __init__(self, every: Annotated[int, Range(1)] = 10) -> None:
+        check_arguments(Doctor.__init__, locals(), "Doctor")
         self.every = every
         self.findings: dict[str, str] = {}
 

@@ -34,11 +34,9 @@ class RunSummary(QuietCallback):
         plan = pl_module.data.plan
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
-            reads = getattr(agent, "reads", "")
             names = f"{type(pl_module).__name__}, {type(agent).__name__}"
-            print(f"{names}: {size} parameters{reads and f', {reads}'}")
-            entries = getattr(agent, "entries", None)
-            if entries is not None and len(entries.actor | entries.critic) > 1:
+            print(f"{names}: {size} parameters{agent.reads and f', {agent.reads}'}")
+            if (entries := agent.entries) is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
             data = pl_module.data
             chosen = {name: pl_module.hparams[name] for name in getattr(pl_module, "left_out", ())}

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from ppo_lightning.private import WRAPPER_ATTRIBUTES
+from ppo_lightning.private import WRAPPER_ATTRIBUTES, tree_map
 
 # Environments whose complete state is in their attributes and MuJoCo's data. Others may have hidden state.
 KNOWN = ("gymnasium.envs.classic_control.", "gymnasium.envs.mujoco.")
@@ -92,20 +92,13 @@ def is_plain(value: Any) -> bool:
 
 def to_plain(value: Any) -> Any:
     """Convert NumPy arrays and scalars to tensors. Other values are unchanged."""
-    if isinstance(value, dict):
-        return {name: to_plain(part) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(to_plain, value))
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray | np.generic) else value
+    arrays = np.ndarray | np.generic
+    return tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, arrays) else x, value)
 
 
 def from_plain(value: Any) -> Any:
     """Convert tensors to NumPy arrays and scalars. Other values are unchanged."""
-    if isinstance(value, dict):
-        return {name: from_plain(part) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(from_plain, value))
-    return value.numpy().copy()[()] if isinstance(value, torch.Tensor) else value
+    return tree_map(lambda x: x.numpy().copy()[()] if isinstance(x, torch.Tensor) else x, value)
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from ppo_lightning.utils.seeding import derive_seed
 class TorchRLEnv(EnvBase):
     """View of batched environments as one environment of TorchRL, batch size [N].
 
-    The keys are ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``. Public
+    The keys are ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``. If not
+    all steps count, ``("next", "weight")`` [N] is 0 where one does not, see :class:`BatchedEnv`. Public
     attributes of the environments below can be read from the view, too; set them on ``arrays``. Closing a
     view closes them, dropping it does not.
 
@@ -35,7 +36,10 @@ class TorchRLEnv(EnvBase):
         super().__init__(device="cpu", batch_size=arrays.batch_size)
         self.arrays = arrays
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
-        self.observation_spec_unbatched = arrays.observation_spec_unbatched.clone()
+        observation_spec = arrays.observation_spec_unbatched.clone()
+        if arrays.valid is not None:
+            observation_spec["weight"] = Unbounded(())
+        self.observation_spec_unbatched = observation_spec
         self.action_spec_unbatched = arrays.action_spec_unbatched.clone()
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
@@ -50,8 +54,8 @@ class TorchRLEnv(EnvBase):
         if mask is not None:
             mask = mask.reshape(self.arrays.num_envs).numpy()
         observation = torch.tensor(self.arrays.reset_arrays(mask), dtype=self.arrays.format.tensor_dtype)
-        flags = self.full_done_spec.zero()
-        return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
+        begun = TensorDict({"observation": observation, **self.full_done_spec.zero()}, self.batch_size)
+        return begun if self.arrays.valid is None else begun.set("weight", torch.ones(self.batch_size))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = self.arrays.step_arrays(tensordict["action"].numpy(force=True))
@@ -62,6 +66,8 @@ class TorchRLEnv(EnvBase):
             "done": torch.tensor(step.terminated | step.truncated),
         }
         following = {key: values.unsqueeze(-1) for key, values in columns.items()}
+        if self.arrays.valid is not None:
+            following["weight"] = torch.tensor(self.arrays.valid, dtype=torch.float32)
         following["observation"] = torch.tensor(step.observation, dtype=self.arrays.format.tensor_dtype)
         return TensorDict(following, batch_size=self.batch_size)
 

@@ -18,7 +18,7 @@ from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 # Families of other algorithms than PPO
-OTHERS = {"dqn", "c51", "ddpg", "td3", "sac", "rnd", "rpo", "ppg", "recurrentppo"}
+OTHERS = {"dqn", "c51", "ddpg", "td3", "sac", "discretesac", "rnd", "rpo", "ppg", "recurrentppo"}
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:

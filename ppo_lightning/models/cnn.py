@@ -51,6 +51,15 @@ class PictureBody(nn.Module):
         return self.linear(self.convolutions(pixels)).relu()
 
 
+def nature_convolutions(channels: int, activation: type[nn.Module]) -> nn.Module:
+    """Make the three convolutions of Mnih et al. for pictures [B, C, H, W], whose output is [B, D]."""
+    layers: list[nn.Module] = []
+    # detail 21
+    for size in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        layers += orthogonal(nn.Conv2d(*size), gain=math.sqrt(2)), activation()
+    return channels_last(nn.Sequential(*layers, nn.Flatten()))
+
+
 class NatureCNN(PictureBody):
     """Three convolutions and a linear layer.
 
@@ -70,17 +79,7 @@ class NatureCNN(PictureBody):
 
     def __init__(self, picture: Picture) -> None:
         super().__init__(picture)
-        # detail 21
-        layers = nn.Sequential(
-            orthogonal(nn.Conv2d(picture.size[0], 32, 8, stride=4), gain=math.sqrt(2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain=math.sqrt(2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain=math.sqrt(2)),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        self.convolutions = channels_last(layers)
+        self.convolutions = nature_convolutions(picture.size[0], nn.ReLU)
         size = self.convolutions(torch.zeros(1, *picture.size)).shape[1]
         self.linear = orthogonal(nn.Linear(size, self.out_features), gain=math.sqrt(2))
 

@@ -15,10 +15,12 @@ from ppo_lightning.models.heads import (
     ArraySampler,
     CategoricalHead,
     DiscreteHead,
+    Evaluated,
     GaussianHead,
     Head,
     HeadChoice,
     Parameters,
+    Sampled,
     TanhGaussianHead,
 )
 from ppo_lightning.spaces.specs import choice_counts, columns
@@ -125,9 +127,7 @@ class CompositeHead(Head):
             [part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self.parts], dim=-1
         )
 
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Sampled:
         """Sample actions [B, A]."""
         noises: list[Tensor | None] = [None] * len(self.parts)
         if noise is not None:
@@ -138,9 +138,7 @@ class CompositeHead(Head):
         log_probs = torch.stack([log_prob for _, log_prob in samples])
         return self._row([action for action, _ in samples]), log_probs.sum(0)
 
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> Evaluated:
         """Evaluate actions. The parameters of all entries are concatenated."""
         parts = zip(self.parts, self._split(action), self._masks(mask), strict=True)
         evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]

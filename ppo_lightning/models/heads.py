@@ -19,6 +19,8 @@ HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
 # Function of the linear layer's output for N environments and of noise. It returns actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 Parameters = tuple[Tensor, ...]  # parameters of a distribution, each [B, ...]
+Sampled = tuple[Tensor, Tensor]  # actions [B, ...] and their log-probabilities [B]
+Evaluated = tuple[Tensor, Tensor, Parameters]  # log-probabilities [B], entropies [B] in nats, parameters
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Logit of a forbidden action. It is finite, so that the probability 0 times its logarithm is 0.
 INVALID = -1e30
@@ -110,15 +112,11 @@ class Head(ActionHead):
         return self.sample(features, noise, mask)[0]
 
     @abstractmethod
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Sampled:
         """Return the actions of :meth:`choose`, [B, ...], with their log-probabilities [B]."""
 
     @abstractmethod
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> Evaluated:
         """Evaluate given actions [B, ...], with features and mask as for :meth:`sample`.
 
         Returns:
@@ -186,17 +184,13 @@ class DiscreteHead(Head):
         """Draw Gumbel noise: the argmax of logits plus Gumbel noise is a sample of the softmax."""
         return gumbel(*batch_shape, *self.noise_shape, generator=generator)
 
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Sampled:
         """Sample actions [B] or [B, K]."""
         table = self.table(features, mask)
         action = (table if noise is None else table + noise).argmax(-1)
         return action, self._log_prob(table.log_softmax(-1), action)
 
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> Evaluated:
         """Evaluate actions. The parameters are log-probabilities."""
         log_probs = self.table(features, mask).log_softmax(-1)
         entropy = -self._sum(log_probs.exp() * log_probs)
@@ -265,9 +259,7 @@ class GaussianHead(BoxHead, Head):
         # detail 24
         self.log_std = nn.Parameter(torch.zeros(len(self.low)))
 
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Sampled:
         """Sample unclipped actions [B, A]."""
         mean = self.linear(features)
         # detail 23
@@ -288,9 +280,7 @@ class GaussianHead(BoxHead, Head):
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> Evaluated:
         """Evaluate actions. The parameters are the normal's mean and log standard deviation, each [B, A]."""
         mean = self.linear(features)
         entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])

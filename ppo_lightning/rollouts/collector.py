@@ -209,10 +209,10 @@ class RolloutCollector(Collector):
         if self._memory is not None:
             arrays["memory"] = self._memory
         rows = [state | {key: values[i] for key, values in arrays.items()} for i, state in enumerate(states)]
-        return [{key: to_plain(value) for key, value in row.items()} for row in rows]
+        return [to_plain(row) for row in rows]
 
     def _restore(self, rows: list[Row]) -> None:
-        rows = [{key: from_plain(value) for key, value in row.items()} for row in rows]
+        rows = [from_plain(row) for row in rows]
         self.env.set_state(rows)
         self.observation = np.stack([row["observation"] for row in rows])
         if self._memory is not None:

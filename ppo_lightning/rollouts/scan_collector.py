@@ -71,10 +71,8 @@ class ScanCollector(TensorCollector):
                 steps["state_value"] = values.unsqueeze(-1)
         self._memory = memory[0] if memory else None
         normalized = steps.pop("normalized", None)
-        shape = (env.num_envs, self.num_steps)
         steps["next"]["done"] = steps["next"]["terminated"] | steps["next"]["truncated"]
-        steps["next"] = TensorDict(steps["next"], shape)
-        rollout = TensorDict(steps, shape, device=self.agent.device)
+        rollout = TensorDict(steps, (env.num_envs, self.num_steps), device=self.agent.device)
         self._require_finite(rollout, self.observation)
         if normalized is not None:
             rollout["next", "observation"] = normalized

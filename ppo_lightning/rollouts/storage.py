@@ -43,9 +43,7 @@ def allocate(specs: Mapping[str, TensorSpec], agent: Actor, num_envs: int, num_s
         keys["memory"] = state.expand(*shape, size)
         following["memory"] = empty(torch.float32, size)
     # With a device, so that a move to the CPU costs nothing.
-    return TensorDict(
-        {**keys, "next": TensorDict(following, batch_size=shape)}, batch_size=shape, device="cpu"
-    )
+    return TensorDict({**keys, "next": following}, batch_size=shape, device="cpu")
 
 
 def episode_starts(rollout: TensorDictBase) -> Tensor:

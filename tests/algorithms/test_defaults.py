@@ -111,20 +111,6 @@ def test_small_advantages_stay_small_where_rewards_have_a_known_scale():
     assert PPO(norm_reward=False, adv_eps=0.5).hparams.adv_eps == 0.5
 
 
-def test_a_checkpoint_has_the_numbers(fit, tmp_path):
-    first = fit({"env_id": functools.partial(Any, PICTURE), **SMALL})
-    first.trainer.save_checkpoint(tmp_path / "a.ckpt")
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
-    assert {name: saved[name] for name in values(CLEANRL)} == values(CLEANRL)
-    assert fields(PPO.load_from_checkpoint(tmp_path / "a.ckpt")) == values(CLEANRL)
-
-
-def test_an_agent_without_statistics_loads_as_it_was(fit, tmp_path):
-    module = fit(SMALL, {"agent": MLPAgent})
-    module.trainer.save_checkpoint(tmp_path / "a.ckpt")
-    assert PPO.load_from_checkpoint(tmp_path / "a.ckpt").agent.normalizer is None
-
-
 def test_the_number_of_environments_is_that_of_the_algorithm(fit):
     assert RolloutDataModule().num_envs == 4
     assert fit({"num_steps": 16, "total_timesteps": 64}, ppo=RND).data.num_envs == 4

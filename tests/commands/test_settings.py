@@ -60,6 +60,7 @@ SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
         ("data.backend", None),
         ("model.agent.hidden_sizes", (64, 0)),
         ("model.agent.hidden_sizes", 64),
+        ("model.agent.critic_hidden_sizes", (0,)),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(name, value):

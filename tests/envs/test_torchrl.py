@@ -4,7 +4,9 @@ import gc
 
 import gymnasium
 import pytest
+import torch
 from torchrl.envs import DoubleToFloat, TransformedEnv
+from torchrl.envs.utils import check_env_specs
 
 from ppo_lightning import ConfigError, MLPAgent, RolloutCollector, RolloutDataModule, make_env
 from ppo_lightning.envs import EnvFactory, TorchRLEnv
@@ -66,6 +68,19 @@ def test_a_view_restores_the_episodes_of_its_environments():
     assert str(view.get_state()) != str(state)
     view.set_state(state)
     assert str(view.get_state()) == str(state)
+
+
+def test_a_view_says_which_steps_do_not_count():
+    """A VectorEnv that resets late ignores the action of the step that only resets."""
+    wrapper = gymnasium.wrappers.vector.RecordEpisodeStatistics
+    view = make_env(lambda num_envs: wrapper(gymnasium.make_vec("CartPole-v1", num_envs, "sync")), 2)
+    assert view.resets_late
+    check_env_specs(view)
+    rollout = view.rollout(60, break_when_any_done=False)
+    done, weight = rollout["next", "done"][..., 0], rollout["next", "weight"]
+    assert done.sum() > 2
+    assert torch.equal(weight[:, 1:] == 0, done[:, :-1]) and weight[:, 0].all()
+    assert torch.equal(rollout["next", "reward"][..., 0], weight)
 
 
 @pytest.mark.parametrize("make", [EnvFactory(Counted).make, lambda num_envs: make_env(Counted, num_envs)])

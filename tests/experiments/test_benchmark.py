@@ -389,6 +389,8 @@ def test_the_algorithm_decides_which_published_result_is_shown(tmp_path):
     assert published("CartPole-v1", family_of(dqn))["mean"] == "488.7"
     assert published("CartPole-v1", family_of(by_flag))["mean"] == "488.7"
     assert published("CartPole-v1", family_of(ppo))["recipe"] == "classic"
+    discrete_sac = Job("", tmp_path / "plain.yaml", 1, ("--model", "ppo_lightning.DiscreteSAC"))
+    assert published("CartPole-v1", family_of(discrete_sac)) is None, "not PPO's"
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,8 @@ def test_a_folder_gives_the_trained_agent(kind, trained, tmp_path):
     for key, value in module.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[key]), key
     assert np.array_equal(actions(module, kind), actions(loaded, kind))
+    explores = [getattr(agent.head, "exploration", None) for agent in (module.agent, loaded.agent)]
+    assert explores[0] == explores[1]
     loaded.save_pretrained(tmp_path / "again")  # without a Trainer
     names = [tmp_path / folder / "model.ckpt" for folder in ("agent", "again")]
     first, second = (torch.load(name, weights_only=True) for name in names)

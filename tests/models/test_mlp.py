@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
 
-from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning import MLPAgent
 
 SPEC = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
 OBSERVATIONS = Unbounded((5,))
@@ -28,18 +28,6 @@ def test_a_policy_without_hidden_layers_is_linear():
     agent = MLPAgent(OBSERVATIONS, Categorical(3, shape=()), hidden_sizes=())
     observation = torch.randn(2, 5)
     assert torch.equal(agent.evaluate(observation, torch.tensor([0, 1])).features, observation)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"shared": True, "critic_hidden_sizes": (64,)}, "remove one of them"),
-        ({"critic_hidden_sizes": (0,)}, "critic_hidden_sizes"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(options, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        MLPAgent(OBSERVATIONS, SPEC, **options)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from ppo_lightning import Actor, CNNAgent, ConfigError, MLPAgent, make_env
+from ppo_lightning import Actor, CNNAgent, MLPAgent, make_env
 from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.heads import GaussianHead
@@ -207,13 +207,6 @@ def test_env_rollout_takes_the_agent_as_its_policy():
         env = make_env(env_id, 3)
         rollout = env.rollout(20, MLPAgent(*env.agent_specs), break_when_any_done=False)
         assert rollout.batch_size == (3, 20) and len(rollout["action"].unique()) >= 2
-
-
-def test_a_file_does_not_decide_what_is_imported():
-    plain = agent_to_plain(MLPAgent(VECTOR, ACTIONS), VECTOR, ACTIONS)
-    for path in ("os.system", "antigravity.Agent", "collections.OrderedDict"):
-        with pytest.raises(ConfigError, match="import that class before"):
-            agent_from_plain(plain | {"class_path": path})
 
 
 class Wide(MLPAgent):

@@ -14,7 +14,6 @@ from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.envs.torchrl import as_torchrl
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.utils.seeding import Shard
 from tests.environments import Counter, NextStepVector
 
 
@@ -117,23 +116,6 @@ def test_each_rollout_comes_from_the_agent_as_it_is_now():
         assert len(rollout["action"].unique()) == 2, "actions are sampled"
         torch.nn.init.normal_(agent.critic.bias)
         torch.nn.init.normal_(agent.head.linear.bias)
-
-
-def test_noise_belongs_to_the_global_environment():
-    """Two ranks with two environments each store the same as one rank with four."""
-    whole_env = make_env("CartPole-v1", 4, seed=3)
-    agent = build(whole_env)
-    whole = make_collector(whole_env, agent, 16, 1, shard=Shard.whole(4, seed=3)).rollout()
-    for first in (0, 2):
-        part = make_collector(
-            make_env("CartPole-v1", 2, seed=3, first_env=first),
-            agent,
-            16,
-            1,
-            shard=Shard(seed=3, first=first, count=2, total=4),
-        ).rollout()
-        assert torch.equal(part["action"], whole["action"][first : first + 2])
-        assert torch.equal(part["observation"], whole["observation"][first : first + 2])
 
 
 @pytest.mark.parametrize(

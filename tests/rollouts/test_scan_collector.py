@@ -121,13 +121,6 @@ def test_environments_on_another_device_than_the_agent_are_refused():
     assert isinstance(make_collector(moved, agent, 4, shard=Shard.whole(2)), ScanCollector)
 
 
-@pytest.mark.integration
-def test_a_compiled_run_trains(fit):
-    module = fit(SMALL | {"env_id": "CartPole-v1"}, {"compile": True, "num_minibatches": 2}, ppo=PPO)
-    assert module.env_steps == 4 * 16 * 12
-    assert len(module.episode_returns) > 10
-
-
 class Multiplies(TorchEnv):
     """A simulator with a product of matrices, which autocast would round to bfloat16."""
 

@@ -9,7 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-import gymnasium
 import lightning as L
 import numpy as np
 import pytest
@@ -341,23 +340,9 @@ def test_the_folders_of_runs_are_those_of_all_callbacks(tmp_path):
         assert folders_of_runs(trainer) == [tmp_path / name for name in folders]
 
 
-class Drawn(gymnasium.Env):
-    """Environment whose episodes have one step and are known by their observation."""
-
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.seen = self.np_random.random(1, np.float32)
-        return self.seen, {}
-
-    def step(self, action):
-        return self.seen, 1.0, True, False, {}
-
-
 def test_a_resumed_run_repeats_no_episodes_of_its_start(fit, tmp_path):
-    data = {"env_id": Drawn, "num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 6}
+    data = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 6}
     save = SaveAfter(tmp_path / "middle.ckpt", 3)
     runs = [fit(data, ppo=RecordedPPO, callbacks=[save]), fit(data, ppo=RecordedPPO, ckpt_path=save.path)]
-    episodes = torch.cat([rollout["observation"].flatten() for run in runs for rollout in run.rollouts])
-    assert len(episodes) == len(episodes.unique()) == 32 * 9
+    luck = torch.cat([rollout["observation"][..., 2].flatten() for run in runs for rollout in run.rollouts])
+    assert len(luck) == len(luck.unique()) == 32 * 9
