@@ -33,6 +33,7 @@ STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan
 ONNX_REGISTRATION = "torch.onnx._internal.exporter._registration"  # logger
 WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset"}  # counters and flags of Gymnasium's wrappers
 INTERACTIVE = hasattr(sys, "ps1")  # a notebook or a Python prompt
+OF_EPISODES = re.compile(r"charts/((avg_)?episodic_(return|length)|success_rate)$")  # training metrics
 LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of the Trainer
 
 InferenceMode: Any = torch._C._InferenceMode  # takes a fifth of the time of torch.inference_mode
@@ -112,10 +113,11 @@ def publish_metrics(trainer: "Trainer", metrics: Mapping[str, Tensor], shown: Ma
 def replace_defaults(trainer: "Trainer") -> None:
     """Replace defaults of the Trainer that were made for many short batches.
 
-    Every rollout is logged, ``data.total_timesteps`` ends the run, and no episodes are played before it. The
-    Trainer does not tell whether a value was given: a user's 50, 1000 or 2 counts as the default.
+    Every rollout is logged, ``data.total_timesteps`` ends the run, no episodes are played before it, and a
+    monitor of training episodes waits for the first one. The Trainer does not tell whether a value was given:
+    a user's 50, 1000 or 2 counts as the default.
     """
-    from lightning.pytorch.callbacks import WeightAveraging
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 
     if trainer.log_every_n_steps in (0, LOG_EVERY_N_STEPS):  # type: ignore[attr-defined]  # 0: barebones
         trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
@@ -134,6 +136,16 @@ def replace_defaults(trainer: "Trainer") -> None:
         if isinstance(callback, WeightAveraging):
             # An average has the newest buffers: means of statistics, indices and choices are none of these.
             callback._use_buffers = False
+        if OF_EPISODES.match(str(getattr(callback, "monitor", None))):  # not before an episode has ended
+            if isinstance(callback, EarlyStopping):
+                callback.strict = False
+            if isinstance(callback, ModelCheckpoint):
+                callback._save_topk_checkpoint = functools.partial(_save_if_known, callback)
+
+
+def _save_if_known(checkpoint: Any, trainer: "Trainer", metrics: Mapping[str, Tensor]) -> None:
+    if checkpoint.monitor in metrics:
+        type(checkpoint)._save_topk_checkpoint(checkpoint, trainer, metrics)
 
 
 def fix_folders(trainer: "Trainer") -> None:
@@ -294,6 +306,11 @@ def copies_in(envs: Any) -> list[Any]:
     if envs.is_closed:
         envs.start()
     return envs._envs
+
+
+def wrapped(env: Any) -> Any:
+    """Return the environment of another library in TorchRL's wrapper of it."""
+    return env._env
 
 
 @contextmanager

@@ -74,9 +74,10 @@ class PPO(AgentModule):
             them to [-10, 10].
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
-        microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
-            the parts are added, which gives the same result with less memory. None: on the CPU the rows that
-            fit into the cache (MLP 4096, Nature 128, IMPALA 64), otherwise all rows.
+        microbatch_size: Maximum number of rows that are differentiated at once, if a minibatch has equal
+            parts of about that size. Gradients of the parts are added, which gives the same result with less
+            memory. None: on the CPU the rows that fit into the cache (MLP 4096, Nature 128, IMPALA 64),
+            otherwise all rows.
         compile: Compile the update. Compilation takes about ten seconds and needs a C++ compiler. Loss,
             gradients, clipping and Adam are compiled, and Lightning's hooks around the optimizer do not run.
             With a memory that cannot be compiled, a strategy other than DDP or a communication hook, only the

@@ -121,6 +121,9 @@ class RunEnd(QuietCallback):
                 reason = f"no time left after {progress.env_steps} environment steps"
             if left > 0 and reason:
                 say(f"{type(callback).__name__} ended the run: {reason}")
+            monitor = str(getattr(callback, "monitor", None))
+            if monitor.startswith("charts/") and monitor not in trainer.callback_metrics:
+                rank_zero_warn(f"{type(callback).__name__} monitors {monitor}, which this run never had.")
         metrics = trainer.callback_metrics
         infos = [x for x in pl_module.data.factory.log_info if f"charts/{x}" not in metrics and x != SUCCESS]
         if infos and "charts/episodic_return" in metrics:

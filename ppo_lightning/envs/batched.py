@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from torchrl.data import Composite
 from torchrl.envs import ParallelEnv
 
@@ -154,7 +155,7 @@ class BatchedEnv(ABC):
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of each environment, see :func:`set_attribute`."""
-        for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
+        for env in self.envs if isinstance(self.envs, list) else [self.envs]:
             set_attribute(env, name, value)
 
     def get_state(self) -> list[dict[str, Any]] | None:
@@ -190,14 +191,30 @@ def close_all(envs: Any) -> None:
 
 
 def set_attribute(env: Any, name: str, value: Any) -> None:
-    """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
+    """Set an attribute of an environment, or of the wrapper around it that has the attribute.
+
+    The environments of one vector environment get copies of the value.
+    """
+    inner = [env.env] if isinstance(env, VectorWrapper) else getattr(env, "envs", ())
+    if inner and isinstance(env, VectorEnv) and not has_itself(env, name):
+        for one in inner:
+            set_attribute(one, name, value)
+        return
     value = copy.deepcopy(value)
     if isinstance(env, gymnasium.Env):
         is_set = env.set_wrapper_attr(name, value, force=False)
+    elif isinstance(env, AsyncVectorEnv):
+        if is_set := all(env.call("has_wrapper_attr", name)):
+            env.set_attr(name, value)
     elif is_set := hasattr(env, name) and not isinstance(env, ParallelEnv):  # which would keep it to itself
         setattr(env, name, value)
     if not is_set:
         raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
+
+
+def has_itself(env: Any, name: str) -> bool:
+    """Return whether a wrapper has an attribute of its own, and not that of the environment in it."""
+    return name in vars(env) or hasattr(type(env), name)
 
 
 def metadata_of(env: Any) -> Mapping[str, Any]:
@@ -239,12 +256,12 @@ def actions_of(env: Any, attribute: str = "action_space") -> Any:
     Gymnasium's ``ClipAction`` declares infinite bounds. This package clips actions itself, and needs them.
     """
     inner = env
-    while isinstance(inner, gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
+    while isinstance(inner, gymnasium.Wrapper | VectorWrapper):
         if type(inner).__name__ == "ClipAction":
             return getattr(inner.env, attribute, None)
         if getattr(inner, attribute) is not getattr(inner.env, attribute):
             break
         inner = inner.env
-    if isinstance(inner, gymnasium.vector.SyncVectorEnv):
+    if isinstance(inner, SyncVectorEnv):
         return actions_of(inner.envs[0])
     return getattr(env, attribute, None)

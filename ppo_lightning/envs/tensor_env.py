@@ -131,13 +131,13 @@ class TensorEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = self.step_tensors(self._clipped(tensordict["action"]))
-        assert step.terminated.dtype == step.truncated.dtype == torch.bool
-        done = step.terminated | step.truncated
+        terminated, truncated = step.terminated.bool(), step.truncated.bool()
+        done = terminated | truncated
         following = self.final_rows(step, done)
         self._over = done.clone()
         if self.autoresets:
             self._begun = self.rows(step.observation).clone()
-        flags = {"terminated": step.terminated, "truncated": step.truncated, "done": done}
+        flags = {"terminated": terminated, "truncated": truncated, "done": done}
         columns = {"reward": step.reward.float()} | flags
         columns = {key: values.unsqueeze(-1) for key, values in columns.items()}
         return self._pack({"observation": following, **columns})

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymLikeEnv, SerialEnv, TransformedEnv
 
 from ppo_lightning import private
-from ppo_lightning.envs.batched import BatchedEnv, set_attribute
+from ppo_lightning.envs.batched import BatchedEnv, has_itself, set_attribute
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -103,8 +103,9 @@ def as_torchrl(env: AnyEnv) -> EnvBase:
 
 def untransformed(env: Any) -> Any:
     """Return the environments below TorchRL's transforms, and below the view of a :class:`TorchRLEnv`."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    return base.arrays if isinstance(base, TorchRLEnv) else base
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env.arrays if isinstance(env, TorchRLEnv) else env
 
 
 def set_everywhere(env: Any, name: str, value: Any) -> None:
@@ -115,5 +116,7 @@ def set_everywhere(env: Any, name: str, value: Any) -> None:
             set_everywhere(one, name, value)
     elif isinstance(base, BatchedEnv):
         base.set_attr(name, value)
+    elif isinstance(base, GymLikeEnv) and not has_itself(base, name):
+        set_attribute(private.wrapped(base), name, value)
     else:
         set_attribute(base, name, value)

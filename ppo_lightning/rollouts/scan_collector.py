@@ -110,12 +110,13 @@ class ScanCollector(TensorCollector):
             state, step, after = self.env.transition(state, self._for_environment(output["action"]))
         if self._evaluates_last:
             del output["state_value"]
-        done = step.terminated | step.truncated
+        terminated, truncated = step.terminated.bool(), step.truncated.bool()
+        done = terminated | truncated
         raw, begun = self.env.final_rows(step, done), self.env.rows(after)
         following: dict[str, Tensor] = {
             "reward": step.reward.float().unsqueeze(-1),
-            "terminated": step.terminated.unsqueeze(-1),
-            "truncated": step.truncated.unsqueeze(-1),
+            "terminated": terminated.unsqueeze(-1),
+            "truncated": truncated.unsqueeze(-1),
             "observation": raw.to(torch.float32 if raw.is_floating_point() else raw.dtype, copy=True),
         }
         output |= {"observation": observation.clone(), "next": following}

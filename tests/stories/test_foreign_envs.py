@@ -17,7 +17,18 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from torchrl.envs import CatTensors, StepCounter, TransformedEnv, UnsqueezeTransform, VecNorm, VecNormV2
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from torchrl.envs import (
+    CatTensors,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    UnsqueezeTransform,
+    VecNorm,
+    VecNormV2,
+)
 from torchrl.envs.custom import PendulumEnv
 from torchrl.envs.libs.gym import GymWrapper
 
@@ -25,6 +36,7 @@ from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_en
 from ppo_lightning.commands import cli
 from ppo_lightning.envs import EnvFactory, check_environment
 from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.torchrl import as_torchrl, set_everywhere
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.entries import entry_columns
 from ppo_lightning.video.record import frame_rate
@@ -614,10 +626,37 @@ class Levels(Plain):
         return np.full(3, self.level, np.float32)
 
 
-def test_an_attribute_holds_from_the_first_observation_on():
-    env = make_env(Levels, 3)
-    env.set_attr("level", 0.5)
-    assert (env.reset_arrays() == 0.5).all()
+def synchronous(num_envs):
+    return gym.vector.SyncVectorEnv([Levels] * num_envs)
+
+
+def wrapped():
+    return GymWrapper(gym.wrappers.TimeLimit(Levels(), 9), categorical_action_encoding=True)
+
+
+def transformed():
+    inner = TransformedEnv(wrapped(), StepCounter())
+    return TransformedEnv(inner, StepCounter(step_count_key="steps"), auto_unwrap=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Levels,
+        lambda num_envs: RecordEpisodeStatistics(synchronous(num_envs)),
+        lambda num_envs: AsyncVectorEnv([Levels] * num_envs, context="fork"),
+        wrapped,
+        transformed,
+        lambda num_envs: TransformedEnv(SerialEnv(num_envs, transformed), RewardSum()),
+    ],
+)
+def test_an_attribute_holds_from_the_first_observation_on(make):
+    env = EnvFactory(make).make(3)
+    with contextlib.closing(env):
+        set_everywhere(env, "level", 0.5)
+        assert (as_torchrl(env).reset()["observation"] == 0.5).all()
+        with pytest.raises(ConfigError, match="has no attribute 'height'"):
+            set_everywhere(env, "height", 0.5)
 
 
 class Pit(Plain):

@@ -161,6 +161,22 @@ def test_a_resumed_run_monitors_the_last_value_until_there_is_another(fit, tmp_p
     assert torch.equal(weights(whole), weights(resumed))
 
 
+def test_a_monitor_of_returns_waits_for_the_first_episode(fit, tmp_path):
+    """It ends in the second of four epochs, after the first evaluation."""
+    data = EIGHT | {"env_id": "Pendulum-v1", "num_steps": 50, "total_timesteps": 800, "rollouts_per_epoch": 2}
+    monitor = "charts/avg_episodic_return"
+    keep = ModelCheckpoint(tmp_path, monitor=monitor, mode="max", save_top_k=-1)
+    stop = EarlyStopping(monitor, mode="max", patience=9)
+    rate = EarlyStopping("charts/success_rate", mode="max")
+    options = {"callbacks": [keep, stop, rate], "enable_checkpointing": True, "limit_val_batches": 1}
+    with pytest.warns(UserWarning, match="monitors charts/success_rate, which this run never had"):
+        module = fit(data, MODEL, **options)
+    saved = sorted(PPO.load_from_checkpoint(path).env_steps for path in tmp_path.glob("*.ckpt"))
+    assert saved == [400, 600, 800] and module.rollouts_done == 8
+    with pytest.raises(RuntimeError, match="charts/episodic_retrun"):
+        fit(data, MODEL, callbacks=[EarlyStopping("charts/episodic_retrun", mode="max")])
+
+
 def test_early_stopping_acts_on_evaluations(fit):
     stop = EarlyStopping("eval/episodic_return", mode="max", patience=1, min_delta=1e9)
     assert fit(EIGHT, MODEL, callbacks=[stop], **VALIDATED).rollouts_done == 6
