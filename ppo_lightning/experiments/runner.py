@@ -126,10 +126,11 @@ class Runner:
         command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit"]
         command += ["--config", str(job.recipe.resolve()), "--seed_everything", str(job.seed)]
         command += ["--auto_resume", "--trainer.enable_progress_bar", "false"]
+        # Before the flags, which may add loggers to these.
+        command += ["--trainer.logger", json.dumps(TRAINER_DEFAULTS["logger"])]
         command += ["--num_threads", str(self.threads), *job.flags]
         # Not by the working directory: relative paths of recipes and flags mean what they mean for `fit`.
         command += ["--trainer.default_root_dir", str(folder.resolve())]
-        command += ["--trainer.logger", json.dumps(TRAINER_DEFAULTS["logger"])]
         package = str(Path(__file__).parents[2])  # works without installing the package
         path = os.pathsep.join(filter(None, [package, os.getcwd(), os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}

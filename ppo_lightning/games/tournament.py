@@ -137,7 +137,7 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
     The ratings are the most probable ones in the model of Bradley and Terry, in which a draw counts as half a
     win. One draw is added to each pair, so that a player who won every game still has a finite rating. The
     interval of such a player has no upper end, and its lower end is finite because the bootstrap draws from
-    these games, too.
+    one game more, which is a win, a draw and a loss in equal parts.
 
     Args:
         results: Outcomes by the names of two players. Each pair appears once.
@@ -158,7 +158,7 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
     sides[:, names.index(anchor)] = 0
     counts = np.array(list(results.values()), dtype=np.int64)  # [pairs, 3]
     games = counts.sum(1)
-    shares = (counts + np.array([0, 1, 0])) / (games[:, None] + 1)
+    shares = (counts + 1 / 3) / (games[:, None] + 1)  # only draws leave room for a win, too
     generator = np.random.default_rng(seed)
     resampled = [_elo(sides, generator.multinomial(games, shares)) for _ in range(RESAMPLES)]
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)

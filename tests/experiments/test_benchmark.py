@@ -90,6 +90,15 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     assert "classic-1 has finished" in errors and "classic-2 has finished" in errors
 
 
+@pytest.mark.integration
+def test_flags_may_add_a_logger(tmp_path):
+    logger = ["--trainer.logger+", "TensorBoardLogger", "--trainer.logger.save_dir", str(tmp_path / "mine")]
+    process = start(tmp_path / "runs", *logger, "--data.total_timesteps", "1024", seeds=["1"])
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert list(tmp_path.glob("mine/**/events.*")) and len(read_csv(tmp_path / "runs")) == 1
+
+
 @pytest.mark.parametrize(
     ("named", "flags", "threads", "num_steps"),
     [
