@@ -140,7 +140,8 @@ def replace_defaults(trainer: "Trainer") -> None:
             if isinstance(callback, EarlyStopping):
                 callback.strict = False
             if isinstance(callback, ModelCheckpoint):
-                callback._save_topk_checkpoint = functools.partial(_save_if_known, callback)
+                waiting = functools.partial(_save_if_known, callback)
+                callback._save_topk_checkpoint = waiting  # type: ignore[method-assign]
 
 
 def _save_if_known(checkpoint: Any, trainer: "Trainer", metrics: Mapping[str, Tensor]) -> None:

@@ -84,7 +84,7 @@ class Encoders(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Map observations [B, ...] to features [B, F]."""
-        rows = observation.reshape(len(observation), -1)
+        rows = observation.reshape(observation.shape[0], -1)
         if rows.shape[1] != self._size:
             raise RuntimeError(f"observations have {rows.shape[1]} columns, not {self._size}")
         encoders = zip(self.encoders, self._columns, strict=True)

@@ -30,6 +30,11 @@ def test_a_policy_without_hidden_layers_is_linear():
     assert torch.equal(agent.evaluate(observation, torch.tensor([0, 1])).features, observation)
 
 
+def test_an_observation_may_be_one_number():
+    agent = MLPAgent(Unbounded(()), SPEC)
+    assert agent.evaluate(torch.randn(4), torch.zeros(4, 3)).value.shape == (4,)
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 def test_an_agent_can_be_pickled(activation):
     agent = MLPAgent(Unbounded((3,)), Categorical(2), activation=activation)
