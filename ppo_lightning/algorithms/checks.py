@@ -237,10 +237,8 @@ def of_replay(module: Any) -> Iterator[str]:
             yield f"model.buffer_size is {hparams.buffer_size}, less than {batch} transitions: raise it."
         if not module.due(0, total):
             run = f"the run ends after {total} steps without an update"
-            settings = (
-                f"learning_starts is {module.learning_starts}, train_frequency {hparams.train_frequency}"
-            )
-            yield f"model.{settings}, and {run}: lower them."
+            starts = f"model.learning_starts is {module.learning_starts}"
+            yield f"{starts}, train_frequency {hparams.train_frequency}, and {run}: lower them."
     if module.agent is not None and type(module.agent.head) is not module.head:
         if callable(module.agent.default_head):  # the actions do not fit any agent of this kind
             module.agent.default_head(1, module.data.specs.action)

@@ -158,7 +158,7 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
     sides[:, names.index(anchor)] = 0
     counts = np.array(list(results.values()), dtype=np.int64)  # [pairs, 3]
     games = counts.sum(1)
-    shares = (counts + 1 / 3) / (games[:, None] + 1)  # only draws leave room for a win, too
+    shares = (counts + 1 / 3) / (games[:, None] + 1)  # so that no result is impossible
     generator = np.random.default_rng(seed)
     resampled = [_elo(sides, generator.multinomial(games, shares)) for _ in range(RESAMPLES)]
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)

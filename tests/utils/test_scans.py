@@ -24,9 +24,9 @@ def test_a_discounted_sum_starts_again_after_each_end(num_steps, share, gamma):
         torch.testing.assert_close(torch.from_numpy(array_carry), carry, atol=1e-11, rtol=0)
     for step, end, found in zip(steps, done, sums, strict=True):
         total = gamma * total + step
-        torch.testing.assert_close(found, total, atol=1e-11, rtol=0)
+        torch.testing.assert_close(found, total, atol=1e-12, rtol=0)
         total = total.masked_fill(end, 0)
-    torch.testing.assert_close(carry, total, atol=1e-11, rtol=0)
+    torch.testing.assert_close(carry, total, atol=1e-12, rtol=0)
 
 
 @STEPS
