@@ -10,7 +10,7 @@ from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import add_agent_arguments, at_least, parser_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.games.players import Player, agent_player, make_player
+from ppo_lightning.games.players import Player, agent_file, agent_player, make_player
 from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, round_robin
 from ppo_lightning.rollouts.env_ids import maker_of
 
@@ -18,7 +18,7 @@ from ppo_lightning.rollouts.env_ids import maker_of
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning tournament``."""
     parser = parser_of("tournament")
-    parser.add_argument("players", nargs="+", help="checkpoints (.ckpt), random, or minimax:2 (the depth)")
+    parser.add_argument("players", nargs="+", help="checkpoints, bundled agents, random, minimax:2")
     parser.add_argument("--games", type=at_least(1), default=100, help="games of each pair (default: 100)")
     parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the games (default: 1)")
     parser.add_argument("--deterministic", action="store_true", help="checkpoints choose their best actions")
@@ -40,7 +40,8 @@ def make_players(
 
     The options may name the game and classes of agents. An error shows the command with them.
     """
-    checkpoints = {name: read_checkpoint(name) for name in names if name.endswith(".ckpt")}
+    agents = [name for name in names if name.partition(":")[0] not in ("random", "minimax")]
+    checkpoints = {name: read_checkpoint(agent_file(name)) for name in agents}
     games = {name: _game(checkpoint, command, options.env_id) for name, checkpoint in checkpoints.items()}
     if len(set(map(str, games.values()))) != 1:
         listed = ", ".join(f"{name} is of {game}" for name, game in games.items()) or "there is none"

@@ -37,8 +37,8 @@ class Job:
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm's class, that of the last flag or of the recipe. Empty: the default, PPO."""
-        return self._arguments.algorithm(default="").rpartition(".")[2]
+        """Class path of the algorithm, that of the last flag or of the recipe. Empty: the default, PPO."""
+        return self._arguments.algorithm(default="")
 
     @property
     def _arguments(self) -> Arguments:

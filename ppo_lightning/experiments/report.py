@@ -2,6 +2,7 @@
 
 import csv
 import math
+import pydoc
 import re
 import statistics
 import warnings
@@ -47,9 +48,10 @@ def published(env_id: str, family: str) -> Row | None:
 
 
 def family_of(job: Job) -> str:
-    """Return the family of a job's results: its algorithm, or for PPO the name of its recipe."""
-    algorithm = job.algorithm.lower()
-    return algorithm if algorithm in OTHERS else job.recipe.stem
+    """Return the family of a job's results: the algorithm it is or extends, for PPO its recipe's name."""
+    algorithm = pydoc.locate(job.algorithm)  # None for a name without a module
+    names = [base.__name__ for base in getattr(algorithm, "__mro__", ())] or [job.algorithm]
+    return next((name.lower() for name in names if name.lower() in OTHERS), job.recipe.stem)
 
 
 def common_id(env_id: str) -> str:
@@ -158,8 +160,10 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
             cleanrl += f"{float(reference['mean']):{spec}}"
             if reference["std"]:
                 cleanrl += f" ± {float(reference['std']):{spec}}"
-            published_steps = int(reference["env_steps"] or steps)
-            if not steps / 1.1 <= published_steps <= 1.1 * steps:
+            published_steps = int(reference["env_steps"] or 0)
+            if not published_steps:
+                cleanrl += " (steps not published)"
+            elif not steps / 1.1 <= published_steps <= 1.1 * steps:
                 cleanrl += f" ({published_steps:_} steps)".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
         cells = [label, seeds[0]["env_id"], str(len(seeds)), f"{steps:_}".replace("_", " "), shown, cleanrl]

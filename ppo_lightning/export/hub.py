@@ -15,10 +15,10 @@ from ppo_lightning.checkpoints.file import acting_part, user_path
 from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.utils.bundled import ZOO
+from ppo_lightning.utils.bundled import MODEL, ZOO
 from ppo_lightning.utils.output import accessory
 
-MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
+VIDEO, CURVE, SETTINGS = "replay.mp4", "curve.png", "cli_config.yaml"
 LIBRARY = "ppo_lightning"  # the `library_name` of our cards
 RETURN = "charts/episodic_return"
 PARTS = {  # of the card, for each of the files that the folder has

@@ -3,18 +3,20 @@
 import functools
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ppo_lightning.checkpoints.agent import check_same_spaces, trained_agent
-from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.file import read_checkpoint, user_path
 from ppo_lightning.envs.conformance import random_policy
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.env import GameEnv
 from ppo_lightning.models import Actor
 from ppo_lightning.models.actor import evaluating
+from ppo_lightning.utils.bundled import MODEL, ZOO
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
 Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -25,8 +27,8 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
     """Make a player by name.
 
     Args:
-        name: ``random``, ``minimax:2`` (the depth), or the file of a checkpoint, ``.ckpt``, whose agent
-            samples its actions.
+        name: ``random``, ``minimax:2`` (the depth), or an agent, which samples its actions: a checkpoint,
+            ``.ckpt``, a bundled agent such as ``selfplay/tictactoe``, or a folder of ``save_pretrained``.
         env_id: Id of the game.
         env: An environment of the game.
 
@@ -44,11 +46,19 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
         return random_policy(env)
     if kind == "minimax" and depth.isdecimal() and int(depth) > 0:
         return minimax_player(env_id, int(depth))
-    if not name.endswith(".ckpt"):
-        raise ConfigError(f"The opponent {name!r} is unknown: give random, minimax:2 or a .ckpt file.")
-    agent = trained_agent(read_checkpoint(name))
+    agent = trained_agent(read_checkpoint(agent_file(name)))
     check_same_spaces(agent, env)
     return agent_player(agent)
+
+
+def agent_file(name: str) -> Path:
+    """Return the checkpoint of a player who is an agent. The name is that of ``make_player``."""
+    folders = () if name.endswith(".ckpt") else (user_path(name), ZOO / name)
+    file = next((folder / MODEL for folder in folders if (folder / MODEL).is_file()), Path(name))
+    if not file.name.endswith(".ckpt"):
+        names = "random, minimax:2, a .ckpt file, a bundled agent or a folder with one"
+        raise ConfigError(f"The player {name!r} is unknown: give {names}.")
+    return file
 
 
 def agent_player(agent: Actor, deterministic: bool = False) -> Player:

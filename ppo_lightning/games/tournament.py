@@ -45,8 +45,8 @@ def probe_game(factory: EnvFactory) -> GameEnv:
     env = factory.make(2, stream="eval")
     env.close()
     if not isinstance(env, GameEnv) or env.num_players != 2:
-        what = f"data.env_id is {factory.env_id!r}, not a game of two players"
-        raise ConfigError(f"{what}: set model.rating_games to 0, or use ppo_lightning.PPO.")
+        what = f"{factory.env_id!r} is not a game of two players, as tournaments and ratings need"
+        raise ConfigError(f"{what}: name one, or train with model.rating_games: 0.")
     return env
 
 

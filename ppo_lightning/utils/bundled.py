@@ -6,3 +6,4 @@ PACKAGE = Path(__file__).parents[1]
 # A wheel has them inside the package, a checkout next to it.
 DATA = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 ZOO = DATA / "zoo"  # folders of `save_pretrained`, by the names of their recipes
+MODEL = "model.ckpt"  # the checkpoint in such a folder

@@ -51,6 +51,15 @@ def test_the_first_player_is_the_anchor_without_random_play(tictactoe, output_of
     assert f"Elo ({tictactoe} = 0)" in out
 
 
+def test_bundled_agents_and_folders_are_players(tictactoe, tmp_path, output_of):
+    SelfPlay.load_from_checkpoint(tictactoe).save_pretrained(tmp_path / "mine")
+    players = ["selfplay/tictactoe", str(tmp_path / "mine"), "random"]
+    _, *lines = output_of("tournament", *players, "--games", "30").strip().splitlines()
+    assert {re.split("  +", line)[1] for line in lines} == set(players)
+    assert "selfplay/tictactoe" in lines[0], "which has learnt the game"
+    assert "video: " in output_of("play", "selfplay/tictactoe", "--opponent", "selfplay/tictactoe")
+
+
 @pytest.mark.parametrize(
     ("players", "message"),
     [

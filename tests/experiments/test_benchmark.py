@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppo_lightning import ConfigError
+from ppo_lightning import DQN, ConfigError
 from ppo_lightning.experiments import benchmark as command
 from ppo_lightning.experiments import curves, provenance
 from ppo_lightning.experiments import report as reports
@@ -389,15 +389,20 @@ def test_published_results_are_found(env_id, family, mean):
     assert published("ALE/Pong-v5", "sac") is None, "not PPO's"
 
 
+class OwnDQN(DQN):
+    pass
+
+
 def test_the_algorithm_decides_which_published_result_is_shown(tmp_path):
     data = "data:\n  env_id: CartPole-v1\n"
     (tmp_path / "mine.yaml").write_text(f"model:\n  class_path: ppo_lightning.DQN\n{data}")
     (tmp_path / "plain.yaml").write_text(data)
     dqn, ppo = (Job("", tmp_path / f"{name}.yaml", 1) for name in ("mine", "plain"))
-    by_flag = Job("", tmp_path / "plain.yaml", 1, ("--model", "ppo_lightning.DQN"))
     assert published("CartPole-v1", family_of(dqn))["mean"] == "488.7"
-    assert published("CartPole-v1", family_of(by_flag))["mean"] == "488.7"
     assert published("CartPole-v1", family_of(ppo))["recipe"] == "classic"
+    for name in ("DQN", "ppo_lightning.DQN", f"{__name__}.OwnDQN"):
+        job = Job("", tmp_path / "plain.yaml", 1, ("--model", name))
+        assert published("CartPole-v1", family_of(job))["mean"] == "488.7"
     discrete_sac = Job("", tmp_path / "plain.yaml", 1, ("--model", "ppo_lightning.DiscreteSAC"))
     assert published("CartPole-v1", family_of(discrete_sac)) is None, "not PPO's"
 
@@ -416,6 +421,7 @@ def test_the_algorithm_decides_which_published_result_is_shown(tmp_path):
             {"env_steps": ("3000000000", "1000")},
             "| 7100.00 (2 000 000 000 steps) |",
         ),
+        ("dm_control/acrobot-swingup-v0", "dm_control", {}, "| 27.84 ± 9.25 (steps not published) |"),
         ("atari/pong_v3", "selfplay", {"episodic_length": ("800", "802")}, "], length 801.0 |"),
         ("atari/pong_v3", "selfplay", {"episodic_length": ("800", "802")}, "| length 4153.6 ± 190.8 (20 000"),
     ],
