@@ -16,6 +16,7 @@ from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import bundled_name, bundled_tasks, find_recipe
+from ppo_lightning.experiments import benchmark
 from ppo_lightning.experiments.tune import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
 from tests.helpers import RECIPE, Forked, command_line, short
@@ -180,9 +181,22 @@ class Reader:
             return
         program, *args = words(self.substituted(command), self.folder)
         assert program == "ppo-lightning"
+        if args[0] == "benchmark" and all_commands()[command].parent.name == "benchmarks":
+            self.train_here(args)
+            return
         out = self.run([*args, *self.budget(args)])
         if args[0] == "fit":
             assert "wall time:" in out, out
+
+    def train_here(self, args):
+        """Train up to two jobs of a benchmark in this process, instead of a process each and a report."""
+        with self.monkeypatch.context() as patch:
+            jobs = []
+            patch.setattr(benchmark, "run", lambda options, found, command: jobs.extend(found))
+            benchmark.main(args[1:])
+        for job in [job for job in jobs if job.seed == jobs[0].seed][:2]:
+            fit = ["fit", "--config", str(job.recipe), *job.flags, "--model.compile", "false"]
+            self.run([*fit, *self.budget(fit)])
 
     def paste(self, code):
         """Run a snippet with an agent and an observation."""
