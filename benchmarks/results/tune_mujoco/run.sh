@@ -2,8 +2,8 @@
 # One recipe for seven MuJoCo tasks: a study of 20 trials over all of them, 500 000 steps and seed 11 each.
 # Usage: run.sh OUTPUT. The same command resumes the study; study.db in OUTPUT has what is done.
 # The comparison that follows has seeds 12 to 16, also with 500 000 steps.
-# Begun at commit 7d4b3143: runs.csv has trial 0, which is today's recipe, and three runs of trial 1.
-# A trial took 46 minutes of two cores at 2 GHz, beside other work. A new machine begins again.
+# Begun at commit 7d4b3143; trial 0 is today's recipe. `collect.py OUTPUT > runs.csv` prints what has finished.
+# A trial takes 20 minutes of two idle cores at 2 GHz. A new machine begins again.
 set -eu
 output=$1
 here=$(dirname "$0")
