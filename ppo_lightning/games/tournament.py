@@ -46,7 +46,7 @@ def probe_game(factory: EnvFactory) -> GameEnv:
     env.close()
     if not isinstance(env, GameEnv) or env.num_players != 2:
         what = f"{factory.env_id!r} is not a game of two players, as tournaments and ratings need"
-        raise ConfigError(f"{what}: name one, or train with model.rating_games: 0.")
+        raise ConfigError(f"{what}: name one, or set model.rating_games to 0 to train.")
     return env
 
 
