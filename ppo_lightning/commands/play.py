@@ -30,7 +30,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the episodes (default: 1)")
     parser.add_argument("--max_frames", type=at_least(1), default=10_000, help="steps (default: 10000)")
     parser.add_argument("--overlay", action="store_true", help="draw probabilities, value and return, too")
-    parser.add_argument("--opponent", help="second player of a game: as in a tournament")
+    parser.add_argument("--opponent", help="second player of a game: an agent, random or minimax:2")
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     add_agent_arguments(parser)
     options = parser.parse_args(args)

@@ -65,7 +65,8 @@ def read_space(path: Path) -> tuple[dict[str, Any], Targets]:
 
 def default_space(folder: Path, jobs: Sequence[Job]) -> Path:
     """Write the space of a study without ``--space``: learning rates and discount."""
-    rates = ("policy_lr", "q_lr") if jobs[0].algorithm.endswith("SAC") else ("learning_rate",)
+    algorithm = jobs[0].algorithm.rpartition(".")[2]
+    rates = ("policy_lr", "q_lr") if "SAC" in algorithm.upper() else ("learning_rate",)
     space: dict[str, Any] = {f"model.{name}": {"low": 1e-4, "high": 1e-2, "log": True} for name in rates}
     (path := folder / "space.yaml").parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({"parameters": space | {"model.gamma": {"choices": GAMMAS}}}))

@@ -53,12 +53,13 @@ def make_player(name: str, env_id: str, env: GameEnv) -> Player:
 
 def agent_file(name: str) -> Path:
     """Return the checkpoint of a player who is an agent. The name is that of ``make_player``."""
-    folders = () if name.endswith(".ckpt") else (user_path(name), ZOO / name)
-    file = next((folder / MODEL for folder in folders if (folder / MODEL).is_file()), Path(name))
-    if not file.name.endswith(".ckpt"):
-        names = "random, minimax:2, a .ckpt file, a bundled agent or a folder with one"
-        raise ConfigError(f"The player {name!r} is unknown: give {names}.")
-    return file
+    if name.endswith(".ckpt"):
+        return Path(name)
+    for folder in (user_path(name), ZOO / name):
+        if (folder / MODEL).is_file():
+            return folder / MODEL
+    names = "random, minimax:2, a .ckpt file, a bundled agent or a folder with one"
+    raise ConfigError(f"The player {name!r} is unknown: give {names}.")
 
 
 def agent_player(agent: Actor, deterministic: bool = False) -> Player:
