@@ -84,7 +84,10 @@ class StepWatch:
 
 
 class Interrupted(BaseException):
-    """The end of a call that a signal cuts short."""
+    """The end of a call that a signal cuts short.
+
+    Python ignores exceptions in ``__del__`` and callbacks of weak references. There the call goes on.
+    """
 
 
 class EndRequest:

@@ -92,22 +92,22 @@ class Stepping:
 
 @pytest.mark.integration
 def test_a_signal_gives_a_compilation_up_and_the_call_goes_on_without():
-    def receive(number, frame):
-        cut.append(CompileContext.try_get() is not None)
-        end_request.receive(number)
+    def interrupt(graph):  # at one place: a callback of the garbage collector would lose the exception
+        passes.append(CompileContext.try_get() is not None)
+        if passes == [True]:
+            signal.raise_signal(signal.SIGALRM)
 
-    cut, rows, plain = [], torch.arange(3.0), Stepping()
+    passes, rows, plain = [], torch.arange(3.0), Stepping()
     expected = [plain.step(rows) for _ in range(3)]
     stepping = Stepping()
     stepping.factor = plain.factor
-    compiled = compile_per_instance(stepping.step)
-    previous = signal.signal(signal.SIGALRM, receive)
+    compiled = compile_per_instance(stepping.step, options={"post_grad_custom_pre_pass": interrupt})
+    previous = signal.signal(signal.SIGALRM, lambda number, frame: end_request.receive(number))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        began = time.monotonic()
         torch.testing.assert_close([compiled(rows), compiled(rows)], expected[:2])
-        assert cut == [True] and time.monotonic() - began < 2
+        assert passes == [True]  # neither call has compiled
     finally:
         signal.signal(signal.SIGALRM, previous)
         end_request.number = 0
-    torch.testing.assert_close(compiled(rows), expected[2])  # compiled
+    torch.testing.assert_close(compiled(rows), expected[2])
+    assert passes == [True, True]  # this one has
